@@ -1,6 +1,6 @@
 // The fused operations. Each has a composed ATen reference (namespace ops::reference: the oracle of tests and
-// the fallback everywhere), autograd, a Meta path and, where they pay, CPU and CUDA kernels. Nothing here
-// knows a model.
+// the fallback everywhere), autograd and, where they pay, CPU and CUDA kernels. kernels.h says what they do in
+// a dry run. Nothing here knows a model.
 //
 // Mixed precision follows torch.autocast. Matrix products and attention run in the compute dtype (bf16 or
 // fp16), norms, softmax and accumulation in f32, and the residual stream keeps its own dtype (f32). On a CPU,
