@@ -19,8 +19,8 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kAdalnGrainRows = 16;
 
-// The tensors of a norm with input x, and of the branch before it. Backward does not read shift, which may then
-// be undefined. An undefined y means that there is no branch.
+// The tensors of a norm with input x, and of the branch before it. Backward does not read shift, which may
+// then be undefined. An undefined y means that there is no branch.
 struct NormedRows {
   const at::Tensor &x, &shift, &scale, &mean, &rstd, &gate, &y;
 };

@@ -49,7 +49,7 @@ constexpr Kernel<decltype(product_on_cpu)> kLinearProduct{.cpu = product_on_cpu,
                                                           .planned_cpu = planned::product_of_cpu,
                                                           .planned_cuda = aten_product};
 
-constexpr int64_t kRowsPerPartial = 256;  // fixed, so that the bits do not depend on the threads
+constexpr int64_t kRowsOfColumnSum = 256;  // fixed, so that the bits do not depend on the threads
 
 void column_sum_on_cpu(const at::Tensor& rows, const at::Tensor& partials, const at::Tensor& sums) {
   const int64_t num_rows = rows.size(0), width = rows.size(1), num_partials = partials.size(0);
@@ -58,9 +58,9 @@ void column_sum_on_cpu(const at::Tensor& rows, const at::Tensor& partials, const
   const Dtype dtype = from_scalar_type(rows.scalar_type());
   at::parallel_for(0, num_partials, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i * kRowsPerPartial;
+      const int64_t first = i * kRowsOfColumnSum;
       cpu::column_sum(dtype, from + first * width * rows.element_size(),
-                      std::min(kRowsPerPartial, num_rows - first), width, to + i * width);
+                      std::min(kRowsOfColumnSum, num_rows - first), width, to + i * width);
     }
   });
   cpu::sum_partials(to, num_partials, width, sums.mutable_data_ptr(), dtype, width);
@@ -111,7 +111,7 @@ at::Tensor affine_grad_bias(const at::Tensor& grad, at::Tensor memory) {
   if (!kernel || !grad.is_contiguous())
     return memory.defined() ? at::sum_out(memory, grad, 0) : at::sum(grad, 0);
   const at::Tensor sums = memory.defined() ? memory : at::empty({grad.size(1)}, grad.options());
-  const at::Tensor partials = at::empty({at::divup(grad.size(0), kRowsPerPartial), grad.size(1)},
+  const at::Tensor partials = at::empty({at::divup(grad.size(0), kRowsOfColumnSum), grad.size(1)},
                                         grad.options().dtype(at::kFloat));
   kernel(grad, partials, sums);
   return sums;
@@ -144,7 +144,8 @@ constexpr Kernel<decltype(lacks_epilogue)> kLacksEpilogue{.cuda = lacks_epilogue
 
 // True for dtypes that cuBLASLt's epilogues take. A dry run assumes that the GPU has them.
 bool has_epilogues(const at::Tensor& tensor) {
-  return kLacksEpilogue.serving(tensor) && (tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf);
+  const at::ScalarType dtype = tensor.scalar_type();
+  return kLacksEpilogue.serving(tensor) && (dtype == at::kBFloat16 || dtype == at::kHalf);
 }
 
 at::Tensor memory_like(const at::Tensor& memory, at::IntArrayRef sizes, const at::Tensor& like) {

@@ -1,6 +1,6 @@
 // The fused operations. Each has a composed ATen reference (namespace ops::reference: the oracle of tests and
-// the fallback everywhere), autograd and, where they pay, CPU and CUDA kernels. kernels.h says what they do in
-// a dry run. Nothing here knows a model.
+// the fallback everywhere), autograd and, where they pay, CPU and CUDA kernels. kernels.h says what they do
+// in a dry run. Nothing here knows a model.
 //
 // Mixed precision follows torch.autocast. Matrix products and attention run in the compute dtype (bf16 or
 // fp16), norms, softmax and accumulation in f32, and the residual stream keeps its own dtype (f32). On a CPU,
@@ -40,8 +40,9 @@ at::Tensor gelu_tanh_mlp(const at::Tensor& x, const MlpWeights& weights, at::Sca
 at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids);
 
 // Returns captions' rows (T, D). Those of a caption b that is dropped, (B) bool, are replaced by `null_rows`
-// (L, D): a row at index i of its padded caption becomes null row i. Caption b has the rows from offsets[b] on,
-// (B + 1) i32. `positions` (T) i64 are the rows' indices; undefined: captions begin at row 0 and have no gaps.
+// (L, D): a row at index i of its padded caption becomes null row i. Caption b has the rows from offsets[b]
+// on, (B + 1) i32. `positions` (T) i64 are the rows' indices; undefined: captions begin at row 0 and have no
+// gaps.
 at::Tensor rows_with_nulls(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& dropped,
                            const at::Tensor& positions, const at::Tensor& null_rows);
 
@@ -74,8 +75,8 @@ NormedResidual gated_residual_adaln(const at::Tensor& x, const at::Tensor& gate,
 // gradient is computed packed, without a concatenation.
 at::Tensor packed_attention(const at::Tensor& qkv, double scale);
 
-// softmax(q k^T * scale + mask) v -> (B, H, N, d), by those of ATen's kernels that never hold the scores of all
-// pairs. q (B, H, N, d), k and v (B, H, M, d). `mask` (B, H, N, M) is added, or undefined. The scale is
+// softmax(q k^T * scale + mask) v -> (B, H, N, d), by those of ATen's kernels that never hold the scores of
+// all pairs. q (B, H, N, d), k and v (B, H, M, d). `mask` (B, H, N, M) is added, or undefined. The scale is
 // 1 / sqrt(d) if none is given.
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const at::Tensor& mask = {}, std::optional<double> scale = {});
@@ -118,8 +119,8 @@ struct ConvolutionShape {
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   const ConvolutionShape& shape, at::ScalarType compute_dtype);
 
-// Returns values that the host has computed, on a device. A dry run of a CPU copies nothing, because there they
-// already are where they are needed.
+// Returns values that the host has computed, on a device. A dry run of a CPU copies nothing, because there
+// they already are where they are needed.
 at::Tensor on_device(const at::Tensor& host_values, at::Device device);
 
 // One fused pass over flat memory: unscale, clip, AdamW with decoupled decay (Loshchilov & Hutter 2019),

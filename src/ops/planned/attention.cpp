@@ -9,8 +9,8 @@
 namespace kiln::ops::planned {
 namespace {
 
-// The scratch of ATen's attention kernels of CUDA in backward. The sizes come from ATen's source; they are not
-// measured. Each function allocates and frees it.
+// The scratch of ATen's attention kernels of CUDA in backward. The sizes come from ATen's source; they are
+// not measured. Each function allocates and frees it.
 
 constexpr int64_t kFlashRows = 128;  // flash attention pads a sample's tokens to a multiple of this
 

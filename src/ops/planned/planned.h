@@ -1,5 +1,5 @@
-// What planned devices allocate where a real one computes: results that only the kernel makes, and the scratch
-// that kernels and libraries take beside the operation's memory. Arguments are those of the kernels.
+// What planned devices allocate where a real one computes: results that only the kernel makes, and the
+// scratch that kernels and libraries take beside the operation's memory. Arguments are those of the kernels.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "core/error.h"
-#include "core/tensors.h"
 #include "core/memory_limits.h"
+#include "core/tensors.h"
 #include "core/units.h"
 #include "plan/price/price.h"
 #include "plan/trace/trace.h"
