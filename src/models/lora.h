@@ -17,10 +17,10 @@ namespace kiln {
 
 // The change of one layer: scale * up(down(x)).
 struct LoraLayer {
-  std::string module;  // PEFT's name: the key of the layer's weight without ".weight"
-  at::Tensor down;     // (r, in), or (r, in, k, k) of a convolution
-  at::Tensor up;       // (out, r), or (out, r, 1, 1) of a convolution
-  double scale = 1;    // alpha / r, or alpha / sqrt(r) (rank-stabilised)
+  std::string module;     // PEFT's name: the key of the layer's weight without ".weight"
+  at::Tensor down;        // (r, in), or (r, in, k, k) of a convolution
+  at::Tensor up;          // (out, r), or (out, r, 1, 1) of a convolution
+  double scale = 1;       // alpha / r, or alpha / sqrt(r) (rank-stabilised)
   bool is_fresh = false;  // down and up are shapes, whose first values are to be drawn
 
   std::string down_key() const { return "base_model.model." + module + ".lora_A.weight"; }

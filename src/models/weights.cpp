@@ -29,8 +29,7 @@ std::string shape_text(const at::Tensor& tensor) {
 void fill(Parameter& parameter, const at::Tensor& given, uint64_t seed) {
   at::Tensor& value = parameter.value;
   if (!has_values(value)) return;
-  const bool is_drawn_in_place =
-      value.is_cpu() && value.is_contiguous() && value.scalar_type() == at::kFloat;
+  const bool is_drawn_in_place = value.is_cpu() && value.is_contiguous() && value.scalar_type() == at::kFloat;
   at::Tensor values = given;
   if (!given.defined()) {
     values = is_drawn_in_place ? value : at::empty(value.sizes(), at::kFloat);

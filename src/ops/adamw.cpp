@@ -110,9 +110,8 @@ void adamw_on_cpu(const AdamWTensors& tensors, const AdamWStep& options) {
     if (std::isnan(factors.grad_scale)) return;
   }
   const AdamwMemory memory(tensors, /*device_scale=*/nullptr);
-  at::parallel_for(0, tensors.master.numel(), kAdamwGrain, [&](int64_t begin, int64_t end) {
-    cpu::adamw(memory.elements, factors, begin, end);
-  });
+  at::parallel_for(0, tensors.master.numel(), kAdamwGrain,
+                   [&](int64_t begin, int64_t end) { cpu::adamw(memory.elements, factors, begin, end); });
 }
 
 void adamw_on_cuda(const AdamWTensors& tensors, const AdamWStep& options) {

@@ -32,10 +32,8 @@ namespace {
 
 at::Tensor copied_to(const at::Tensor& host_values, at::Device device) { return host_values.to(device); }
 
-constexpr Kernel<decltype(copied_to)> kOnDevice{.cpu = copied_to,
-                                                .cuda = copied_to,
-                                                .planned_cpu = planned::on_device_of_cpu,
-                                                .planned_cuda = copied_to};
+constexpr Kernel<decltype(copied_to)> kOnDevice{
+    .cpu = copied_to, .cuda = copied_to, .planned_cpu = planned::on_device_of_cpu, .planned_cuda = copied_to};
 
 }  // namespace
 

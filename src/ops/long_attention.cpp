@@ -81,10 +81,10 @@ struct LongAttention : torch::autograd::Function<LongAttention> {
         to_q.zero_();
         continue;
       }
-      kFlashGrad.on(q)(
-          sample_tokens(grad_out, b), sample_tokens(q, b), sample_rows(k, offsets, b),
-          sample_rows(v, offsets, b), sample_tokens(out, b), log_sum.narrow(0, b, 1).transpose(1, 2), scale,
-          to_q, sample_rows(grad_k, offsets, b), sample_rows(grad_v, offsets, b));
+      kFlashGrad.on(q)(sample_tokens(grad_out, b), sample_tokens(q, b), sample_rows(k, offsets, b),
+                       sample_rows(v, offsets, b), sample_tokens(out, b),
+                       log_sum.narrow(0, b, 1).transpose(1, 2), scale, to_q, sample_rows(grad_k, offsets, b),
+                       sample_rows(grad_v, offsets, b));
     }
     mark.outputs(grad_q, grad_k, grad_v);
     return {grad_q, grad_k, grad_v, at::Tensor(), at::Tensor()};

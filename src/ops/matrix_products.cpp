@@ -98,8 +98,8 @@ at::Tensor affine_grad_weight(const at::Tensor& grad, const at::Tensor& rows, at
   const ScratchScope scope(Scratch::kMatmul);
   const at::Tensor g = operand(grad).t(), b = operand(rows);
   const bool in_memory = memory.defined() && memory.scalar_type() == g.scalar_type();
-  const at::Tensor product = kLinearProduct.on(g)(
-      {cpu::Product::kTransposed, g, b, /*bias=*/{}, in_memory ? memory : at::Tensor()});
+  const at::Tensor product =
+      kLinearProduct.on(g)({cpu::Product::kTransposed, g, b, /*bias=*/{}, in_memory ? memory : at::Tensor()});
   if (!memory.defined()) return product.to(grad.scalar_type());
   if (!in_memory) memory.copy_(product);
   return memory;
@@ -111,8 +111,8 @@ at::Tensor affine_grad_bias(const at::Tensor& grad, at::Tensor memory) {
   if (!kernel || !grad.is_contiguous())
     return memory.defined() ? at::sum_out(memory, grad, 0) : at::sum(grad, 0);
   const at::Tensor sums = memory.defined() ? memory : at::empty({grad.size(1)}, grad.options());
-  const at::Tensor partials = at::empty({at::divup(grad.size(0), kRowsOfColumnSum), grad.size(1)},
-                                        grad.options().dtype(at::kFloat));
+  const at::Tensor partials =
+      at::empty({at::divup(grad.size(0), kRowsOfColumnSum), grad.size(1)}, grad.options().dtype(at::kFloat));
   kernel(grad, partials, sums);
   return sums;
 }

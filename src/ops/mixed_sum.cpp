@@ -10,14 +10,10 @@ namespace {
 at::Tensor aten_sum(const at::Tensor& a, const at::Tensor& b) { return a + b; }
 void aten_add(const at::Tensor& sum, const at::Tensor& term) { sum.add_(term); }
 
-constexpr Kernel<decltype(aten_sum)> kMixedSum{.cpu = aten_sum,
-                                               .cuda = aten_sum,
-                                               .planned_cpu = planned::mixed_sum_of_cpu,
-                                               .planned_cuda = aten_sum};
-constexpr Kernel<decltype(aten_add)> kMixedAdd{.cpu = aten_add,
-                                               .cuda = aten_add,
-                                               .planned_cpu = planned::mixed_add_of_cpu,
-                                               .planned_cuda = aten_add};
+constexpr Kernel<decltype(aten_sum)> kMixedSum{
+    .cpu = aten_sum, .cuda = aten_sum, .planned_cpu = planned::mixed_sum_of_cpu, .planned_cuda = aten_sum};
+constexpr Kernel<decltype(aten_add)> kMixedAdd{
+    .cpu = aten_add, .cuda = aten_add, .planned_cpu = planned::mixed_add_of_cpu, .planned_cuda = aten_add};
 
 }  // namespace
 

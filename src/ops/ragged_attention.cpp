@@ -139,16 +139,15 @@ struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
       pieces_k = at::empty(sizes, k.options().dtype(at::kFloat));
       pieces_v = at::empty(sizes, pieces_k.options());
     }
-    for_each_piece(q, k, v, offsets, scale, cpu::ragged_attention_grad_scratch,
-                   [&](const Piece& piece, float* scratch) {
-                     const int64_t row = offsets[piece.b];
-                     cpu::ragged_attention_grad(piece.head,
-                                                tokens_from(grad, piece.b, piece.first_query, piece.h),
-                                                tokens_from(grad_q, piece.b, piece.first_query, piece.h),
-                                                tokens_from(pieces_k, piece.index, row, piece.h),
-                                                tokens_from(pieces_v, piece.index, row, piece.h),
-                                                from_scalar_type(pieces_k.scalar_type()), scratch);
-                   });
+    for_each_piece(
+        q, k, v, offsets, scale, cpu::ragged_attention_grad_scratch, [&](const Piece& piece, float* scratch) {
+          const int64_t row = offsets[piece.b];
+          cpu::ragged_attention_grad(piece.head, tokens_from(grad, piece.b, piece.first_query, piece.h),
+                                     tokens_from(grad_q, piece.b, piece.first_query, piece.h),
+                                     tokens_from(pieces_k, piece.index, row, piece.h),
+                                     tokens_from(pieces_v, piece.index, row, piece.h),
+                                     from_scalar_type(pieces_k.scalar_type()), scratch);
+        });
     if (num_pieces > 1) {
       sum_pieces(pieces_k, grad_k);
       sum_pieces(pieces_v, grad_v);
@@ -204,8 +203,7 @@ at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at:
   const bool has_rows = offsets.front() < offsets.back();
   if (const AttentionEngine engine = gpu_engine(q); engine != AttentionEngine::kNone && has_rows)
     return varlen_attention(q, k, v, offsets, device_offsets, scale, engine);
-  if (!has_cpu_kernel(q) || q.numel() == 0)
-    return reference::ragged_attention(q, k, v, offsets, scale);
+  if (!has_cpu_kernel(q) || q.numel() == 0) return reference::ragged_attention(q, k, v, offsets, scale);
   return prefers_long_attention(q, offsets) ? long_attention(q, k, v, offsets, scale)
                                             : RaggedAttention::apply(q, k, v, offsets, scale);
 }

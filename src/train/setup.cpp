@@ -347,17 +347,16 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   training.state = std::make_unique<TrainingState>(*training.denoiser, *training.optimizer, state_options);
   // The state has the weights now, so their initial values, such as tables of positions, are dropped.
   for (const auto& parameter : training.denoiser->parameters()) parameter->init.value = at::Tensor();
-  training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
-                                              *training.state,
-                                              StepOptions{.device = device,
-                                                          .micro_batch = options.micro_batch,
-                                                          .max_grad_norm = options.optimizer.max_grad_norm,
-                                                          .ema_schedule = options.ema.schedule,
-                                                          .memory = memory,
-                                                          .graphs = is_dry ? std::nullopt  // records none
-                                                                           : graphs_of(options, device,
-                                                                                       world_size),
-                                                          .seed = options.seed});
+  training.step = std::make_unique<TrainStep>(
+      *training.denoiser, *training.objective, *training.optimizer, *training.state,
+      StepOptions{.device = device,
+                  .micro_batch = options.micro_batch,
+                  .max_grad_norm = options.optimizer.max_grad_norm,
+                  .ema_schedule = options.ema.schedule,
+                  .memory = memory,
+                  .graphs = is_dry ? std::nullopt  // records none
+                                   : graphs_of(options, device, world_size),
+                  .seed = options.seed});
   return training;
 }
 

@@ -13,8 +13,8 @@
 #include <thread>
 #include <tuple>
 
-#include "ops/planned/engine_sums.h"
 #include "ops/ops.h"
+#include "ops/planned/engine_sums.h"
 #include "plan/described_ops.h"
 #include "plan/price/step_timing.h"
 #include "plan/ranks/step_time.h"

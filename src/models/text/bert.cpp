@@ -6,6 +6,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/tensors.h"
 #include "models/text/text_layers.h"
 #include "ops/ops.h"
 

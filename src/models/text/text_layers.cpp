@@ -110,11 +110,10 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
                               : at::Tensor();
   const at::Tensor mask = added_mask(hidden_keys(run, tokens, options), bias);
   const std::vector<int64_t> shape{run.num_texts, q.size(1), run.length, keys.size(2)};
-  const at::Tensor out = options.soft_cap > 0
-                             ? capped_attention(queries, keys, values, mask, options)
-                             : ops::fused_attention(queries, keys, values,
-                                                    mask.defined() ? mask.expand(shape) : mask,
-                                                    options.scale);
+  const at::Tensor out =
+      options.soft_cap > 0 ? capped_attention(queries, keys, values, mask, options)
+                           : ops::fused_attention(queries, keys, values,
+                                                  mask.defined() ? mask.expand(shape) : mask, options.scale);
   return out.to(q.scalar_type()).transpose(1, 2).reshape({run.num_texts * run.length, q.size(1) * q.size(2)});
 }
 

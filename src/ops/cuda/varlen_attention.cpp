@@ -34,9 +34,8 @@ VarlenTokens tokens_of(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 }
 
 // Through ATen's dispatcher: on a CPU the tests' emulation stands behind it.
-constexpr Kernel<decltype(cuda::varlen_attention)> kVarlen{.cpu = cuda::varlen_attention,
-                                                           .cuda = cuda::varlen_attention,
-                                                           .planned_cuda = planned::varlen_attention};
+constexpr Kernel<decltype(cuda::varlen_attention)> kVarlen{
+    .cpu = cuda::varlen_attention, .cuda = cuda::varlen_attention, .planned_cuda = planned::varlen_attention};
 constexpr Kernel<decltype(cuda::varlen_attention_backward)> kVarlenGrad{
     .cpu = cuda::varlen_attention_backward,
     .cuda = cuda::varlen_attention_backward,

@@ -162,8 +162,8 @@ at::Tensor product_of_cpu(ProductOperands of) {
   at::Tensor result = aten_product(of);
   of.right.reset();  // the caller has it no longer, but for that of kAffine
   const int64_t k = of.left.numel() / std::max<int64_t>(result.size(0), 1);
-  const int64_t bytes = cpu::product_scratch_bytes(of.product, of.left.scalar_type(), result.size(0),
-                                                   result.size(1), k);
+  const int64_t bytes =
+      cpu::product_scratch_bytes(of.product, of.left.scalar_type(), result.size(0), result.size(1), k);
   at::empty({bytes}, of.left.options().dtype(at::kByte));
   return result;
 }
