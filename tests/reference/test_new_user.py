@@ -11,7 +11,7 @@ TINY = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "
         "--data", "synthetic", "--image-size", 64, "--global-batch", 8, "--peak-tflops", 1, "--device", "cpu", "--threads", 1]
 PIXELS = [*TINY, "--autoencoder", "pixels", "--image-size", 16, "--objective", "flow"]
 # Its state is much of what it needs, so that a disk helps.
-HEAVY = ["--model", "dit", "--hidden-size", 512, "--depth", 6, "--num-heads", 8, "--patch-size", 4, "--num-classes", 4,
+HEAVY = ["--model", "dit", "--hidden-size", 512, "--depth", 10, "--num-heads", 8, "--patch-size", 4, "--num-classes", 4,
          "--data", "synthetic", "--image-size", 64, "--global-batch", 4, "--peak-tflops", 1, "--device", "cpu"]
 
 

@@ -113,14 +113,14 @@ def test_statistics_of_a_reference_serve_in_training(ok, run, tmp_path):
     from test_features import random_inception_weights
     weights = tmp_path / "inception.pth"
     torch.save(random_inception_weights(), weights)
-    small = pictures(5, 2)[:, :8, :8]
+    small = pictures(8, 2)[:, :8, :8]
     plain = as_npz(tmp_path / "plain.npz", small)
     far = as_npz(tmp_path / "far.npz", small, mu=np.full(2048, 100.0), sigma=np.eye(2048))
     values = {}
     for name, reference in {"plain": plain, "far": far}.items():
         out = tmp_path / name
         ok("train", *TRAIN, "--data", run.parent / "data", "--out", out, "--max-steps", "2", "--evaluate-every", "2",
-           "--evaluate-images", "5", "--evaluate-net", "inception", "--evaluate-net-weights", weights,
+           "--evaluate-images", "8", "--evaluate-net", "inception", "--evaluate-net-weights", weights,
            "--evaluate-reference", reference, "--ema-decay", "0.7")
         (values[name],) = events_of(out)
     plan = json.loads((tmp_path / "plain/plan.json").read_text())
@@ -129,7 +129,7 @@ def test_statistics_of_a_reference_serve_in_training(ok, run, tmp_path):
     assert values["far"]["metrics"]["kid"] == pytest.approx(values["plain"]["metrics"]["kid"], rel=1e-6)
     protocol = values["far"]["protocol"]
     assert protocol["k"] == 3 and protocol["splits"] == 1 and protocol["samples"]["ema"] == "ema-0.7"
-    fingerprint = judged(ok, as_npz(tmp_path / "made.npz", pictures(5, 3)), far, "--net-weights", weights, "--metrics",
+    fingerprint = judged(ok, as_npz(tmp_path / "made.npz", pictures(8, 3)), far, "--net-weights", weights, "--metrics",
                          "precision_recall,kid", net="inception")["protocol"]["reference"]["fingerprint"]  # FIDs take seconds
     assert protocol["reference"]["fingerprint"] == fingerprint and "statistics:" in fingerprint
 

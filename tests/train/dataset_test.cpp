@@ -128,6 +128,7 @@ TEST(DataDescription, OfAStoreHasItsClassesAndNoDecoder) {
 TEST(DataDescription, AssumesOneAutoencoderForAllBuckets) {
   TrainOptions options;
   options.model.name = "Sana-600M-512";
+  options.objective.name = "flow";
   options.data.autoencoder = "dc-ae";
   options.data.image_size = 512;
   options.data.buckets = "512x512,256x1024,1024x256";

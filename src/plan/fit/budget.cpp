@@ -38,8 +38,7 @@ CheckpointCopy fitted_checkpoint_copy(const Plan& plan, int64_t host_bytes) {
          gib(most), gib(host_bytes), gib(stepping));
   fail("train",
        "a rank needs {:.2f} GiB of the {:.2f} GiB of host memory that each rank has: offload to nvme, take "
-       "fewer "
-       "ranks on a machine or a smaller --prefetch; --no-preflight tries anyway",
+       "fewer ranks on a machine or a smaller --prefetch; --no-preflight tries anyway",
        gib(stepping), gib(host_bytes));
 }
 
@@ -55,8 +54,6 @@ int64_t free_bytes(at::Device device, const MachineProfile& machine, const Ranks
   return host / ranks.local_world_size + resident_bytes();
 }
 
-// Returns the changes from `options` to `fitting` if a file sets some of them, by the keys of that file,
-// which the command line may not contradict. Empty if the command line alone sets them all.
 // Returns what `fitting` changes: options as on a command line, or with commas if keys of a file are among
 // them.
 std::string changes_text(const TrainOptions& options, const TrainOptions& fitting,
