@@ -67,13 +67,13 @@ class DdpmObjective : public Objective {
     return noised;
   }
 
+  std::vector<std::string> term_names() const override { return {"mse"}; }
+
   LossTerms loss(const at::Tensor& prediction, const at::Tensor& x_0, const at::Tensor& noise,
                  const NoisedBatch& noised) const override {
-    LossTerms terms;
-    terms.mse =
+    const at::Tensor mse =
         mean_per_image((predicted_channels("ddpm", prediction, x_0.size(1)) - noised.target).square());
-    terms.loss = weighted_ ? terms.mse * weight_.gather(noised.timesteps) : terms.mse;
-    return terms;
+    return {.loss = weighted_ ? mse * weight_.gather(noised.timesteps) : mse, .terms = {mse}};
   }
 
   at::Tensor position(const at::Tensor& timesteps) const override {

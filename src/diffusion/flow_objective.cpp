@@ -53,17 +53,15 @@ class FlowObjective : public Objective {
     return noised;
   }
 
+  std::vector<std::string> term_names() const override { return {"mse"}; }
+
   LossTerms loss(const at::Tensor& prediction, const at::Tensor& x_0, const at::Tensor& noise,
                  const NoisedBatch& noised) const override {
-    LossTerms terms;
-    terms.mse =
+    const at::Tensor mse =
         mean_per_image((predicted_channels("flow", prediction, x_0.size(1)) - noised.target).square());
-    terms.loss = terms.mse;
-    if (cosmap_) {  // Esser et al. 2024, sec. 3.1
-      const at::Tensor sigma = position(noised.timesteps);
-      terms.loss = terms.mse * (2 / std::numbers::pi) / (1 - 2 * sigma + 2 * sigma.square());
-    }
-    return terms;
+    if (!cosmap_) return {.loss = mse, .terms = {mse}};
+    const at::Tensor sigma = position(noised.timesteps);  // Esser et al. 2024, sec. 3.1
+    return {.loss = mse * (2 / std::numbers::pi) / (1 - 2 * sigma + 2 * sigma.square()), .terms = {mse}};
   }
 
   // sigma itself runs from 0 (clean) to 1.

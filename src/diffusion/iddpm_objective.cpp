@@ -104,6 +104,11 @@ class IddpmObjective : public Objective {
     return noised;
   }
 
+  std::vector<std::string> term_names() const override {
+    if (learn_sigma_) return {"mse", "vb"};
+    return {"mse"};
+  }
+
   LossTerms loss(const at::Tensor& prediction, const at::Tensor& x_0, const at::Tensor& noise,
                  const NoisedBatch& noised) const override {
     const int64_t channels = x_0.size(1);
@@ -111,16 +116,11 @@ class IddpmObjective : public Objective {
                    learn_sigma_ ? "learn_sigma is on" : "learn_sigma is off");
     const at::Tensor output = prediction.to(at::kFloat);
     const at::Tensor epsilon = output.narrow(1, 0, channels);
-    LossTerms terms;
-    terms.mse = mean_per_image((epsilon - noised.target).square());
-    if (!learn_sigma_) {
-      terms.loss = terms.mse;
-      return terms;
-    }
-    terms.vb = variational_bound(epsilon.detach(), output.narrow(1, channels, channels), x_0, noise,
-                                 noised.timesteps);
-    terms.loss = terms.mse + terms.vb;
-    return terms;
+    const at::Tensor mse = mean_per_image((epsilon - noised.target).square());
+    if (!learn_sigma_) return {.loss = mse, .terms = {mse}};
+    const at::Tensor vb = variational_bound(epsilon.detach(), output.narrow(1, channels, channels), x_0,
+                                            noise, noised.timesteps);
+    return {.loss = mse + vb, .terms = {mse, vb}};
   }
 
   at::Tensor position(const at::Tensor& timesteps) const override {

@@ -16,10 +16,10 @@ struct NoisedBatch {
   at::Tensor timesteps;  // (B) i64 index, or f32 sigma (flow); for the loss and for loss by quartile
 };
 
+// Losses of samples.
 struct LossTerms {
   at::Tensor loss;  // (B) f32, differentiable; the step's loss is the mean over the global batch
-  at::Tensor mse;   // (B), undefined where the objective has none
-  at::Tensor vb;    // (B), iddpm
+  std::vector<at::Tensor> terms{};  // (B) each: what the loss is made of, in the order of term_names()
 };
 
 class Objective {
@@ -29,6 +29,8 @@ class Objective {
   virtual at::Tensor timesteps(const at::Tensor& u) const = 0;
   virtual NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise,
                                 const at::Tensor& timesteps) const = 0;
+  // Returns the names of the loss's terms, such as "mse". Runs log each by its name if there are several.
+  virtual std::vector<std::string> term_names() const = 0;
   // prediction (B, C or 2C, H, W) f32.
   virtual LossTerms loss(const at::Tensor& prediction, const at::Tensor& x_0, const at::Tensor& noise,
                          const NoisedBatch& noised) const = 0;

@@ -37,10 +37,9 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
   const auto work = [this](const WalkInput& input) {
     SampleLosses losses;
     accumulate_gradients(input.micro, losses);
-    const auto of = [](const std::vector<at::Tensor>& terms) {
-      return terms.empty() ? at::Tensor() : terms.front();
-    };
-    return std::vector{of(losses.loss), of(losses.mse), of(losses.vb)};
+    std::vector<at::Tensor> kinds;
+    for (const auto& kind : losses.kinds) kinds.push_back(kind.front());
+    return kinds;
   };
   graphs_.emplace(work, *options_.graphs);
 }
@@ -64,7 +63,7 @@ StepResult TrainStep::run(const StepBatch& loaded, double lr, const RankSignals&
   {
     // The one host synchronisation of the step.
     const PhaseScope phase(observer_, StepPhase::kGradNorm);
-    result = result_of(wait_for_numbers(read, state_.zero->group()), losses, batch.global_size(),
+    result = result_of(wait_for_numbers(read, state_.zero->group()), batch.global_size(),
                        state_.loss_scaler.scale());
   }
   result.applied = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
@@ -127,10 +126,10 @@ bool TrainStep::walk_as_graph(const MicroStep& micro, SampleLosses& losses) {
   const PhaseScope phase(observer_, StepPhase::kGraph);
   StepObserver* const observer = observer_;
   observe(nullptr);  // a recording runs nothing, and a replay announces none of its phases
-  const auto terms = graphs_->run({.micro = micro, .loss_scale = state_.loss_scaler.scale()});
+  const auto kinds = graphs_->run({.micro = micro, .loss_scale = state_.loss_scaler.scale()});
   observe(observer);
-  if (!terms) return false;
-  losses.add({.loss = terms->at(0), .mse = terms->at(1), .vb = terms->at(2)});
+  if (!kinds) return false;
+  losses.add({.loss = kinds->front(), .terms = {kinds->begin() + 1, kinds->end()}});
   return true;
 }
 

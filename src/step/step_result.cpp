@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "core/aten.h"
 #include "optim/grad_norm.h"
@@ -10,10 +9,10 @@
 
 namespace kiln {
 
-void SampleLosses::add(const LossTerms& terms) {
-  loss.push_back(terms.loss.detach());
-  if (terms.mse.defined()) mse.push_back(terms.mse.detach());
-  if (terms.vb.defined()) vb.push_back(terms.vb.detach());
+void SampleLosses::add(const LossTerms& of_micro_batch) {
+  kinds.resize(1 + of_micro_batch.terms.size());
+  kinds[0].push_back(of_micro_batch.loss.detach());
+  for (size_t i = 1; i < kinds.size(); ++i) kinds[i].push_back(of_micro_batch.terms[i - 1].detach());
 }
 
 at::Tensor gradient_sum_of_squares(const TrainingState& state, at::Device device) {
@@ -29,8 +28,7 @@ at::Tensor gradient_sum_of_squares(const TrainingState& state, at::Device device
 
 at::Tensor measured(const SampleLosses& losses, const at::Tensor& gradient_sum_of_squares) {
   std::vector<at::Tensor> all;
-  for (const auto* list : {&losses.loss, &losses.mse, &losses.vb})
-    all.insert(all.end(), list->begin(), list->end());
+  for (const auto& kind : losses.kinds) all.insert(all.end(), kind.begin(), kind.end());
   all.push_back(gradient_sum_of_squares.reshape({1}));
   return at::cat(all);  // all become f64, as the last one is
 }
@@ -68,21 +66,21 @@ at::Tensor sum_over_ranks(const at::Tensor& mine, const StepBatch& batch, const 
 
 int64_t place_of_norm(const at::Tensor& of_all_ranks) { return of_all_ranks.numel() - 1 - kNumSignals; }
 
-StepResult result_of(const std::vector<double>& of_all_ranks, const SampleLosses& kinds, int64_t global_batch,
-                     double loss_scale) {
+StepResult result_of(const std::vector<double>& of_all_ranks, int64_t global_batch, double loss_scale) {
   StepResult result{.loss_scale = loss_scale};
   if (of_all_ranks.empty()) return result;
-  auto next = of_all_ranks.begin();
-  for (auto [list, values] :
-       {std::pair{&kinds.loss, &result.losses}, {&kinds.mse, &result.mse}, {&kinds.vb, &result.vb}}) {
-    if (list->empty()) continue;
-    values->assign(next, next + global_batch);
-    next += global_batch;
+  const auto norm = of_all_ranks.end() - 1 - kNumSignals;
+  std::vector<double> means;  // of the loss, then of its terms
+  for (auto kind = of_all_ranks.begin(); kind != norm; kind += global_batch) {
+    double& mean = means.emplace_back(0);
+    for (auto loss = kind; loss != kind + global_batch; ++loss)
+      mean += *loss / static_cast<double>(global_batch);
   }
-  for (double loss : result.losses) result.loss += loss / static_cast<double>(global_batch);
-  result.grad_norm = std::sqrt(*next++) / loss_scale;
-  result.signals.stop = *next++ > 0;
-  result.signals.clock_seconds = *next;
+  result.losses.assign(of_all_ranks.begin(), of_all_ranks.begin() + global_batch);
+  result.loss = means.front();
+  result.terms.assign(means.begin() + 1, means.end());
+  result.grad_norm = std::sqrt(norm[0]) / loss_scale;
+  result.signals = {.stop = norm[1] > 0, .clock_seconds = norm[2]};
   return result;
 }
 

@@ -20,20 +20,21 @@ struct RankSignals {
 
 // The outcome of a step over all ranks, the same on each rank.
 struct StepResult {
-  double loss = 0;                            // mean over the global batch
-  double grad_norm = 0;                       // of the mean gradient, before clipping
-  bool applied = false;                       // false: loss or gradient was not finite, nothing moved
-  double loss_scale = 1;                      // the loss scale of this step
-  std::vector<double> losses{}, mse{}, vb{};  // (global B) each; the last two only if the objective has them
-  RankSignals signals{};                      // of all ranks
+  double loss = 0;               // mean over the global batch
+  double grad_norm = 0;          // of the mean gradient, before clipping
+  bool applied = false;          // false: loss or gradient was not finite, nothing moved
+  double loss_scale = 1;         // the loss scale of this step
+  std::vector<double> losses{};  // (global B)
+  std::vector<double> terms{};   // means over the global batch, in the order of Objective::term_names()
+  RankSignals signals{};         // of all ranks
 };
 
 // This rank's losses per sample of every micro-batch. They stay on the device until the one read at the end
 // of the step.
 struct SampleLosses {
-  std::vector<at::Tensor> loss, mse, vb;  // as in LossTerms, one per micro-batch
+  std::vector<std::vector<at::Tensor>> kinds;  // the loss, then its terms; each one tensor per micro-batch
 
-  void add(const LossTerms& terms);
+  void add(const LossTerms& of_micro_batch);
 };
 
 // Returns this rank's part of the sum of squares of all gradients: over its shards, or, where every rank has
@@ -56,9 +57,8 @@ at::Tensor sum_over_ranks(const at::Tensor& mine, const StepBatch& batch, const 
 // Returns the index of the sum of squares of the gradient among these numbers. The losses come before it.
 int64_t place_of_norm(const at::Tensor& of_all_ranks);
 
-// Takes those numbers apart. `kinds` says which losses there are. The loss is their mean, summed in the order
-// of the samples. The gradient's norm is without the loss scale.
-StepResult result_of(const std::vector<double>& of_all_ranks, const SampleLosses& kinds, int64_t global_batch,
-                     double loss_scale);
+// Takes those numbers apart. The loss is the mean of the samples' losses, summed in their order. The
+// gradient's norm is without the loss scale.
+StepResult result_of(const std::vector<double>& of_all_ranks, int64_t global_batch, double loss_scale);
 
 }  // namespace kiln

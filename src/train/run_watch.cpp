@@ -43,6 +43,7 @@ std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& pr
                      .device = run.device,
                      .num_gpus = run.group->ranks().local_world_size,
                      .tensorboard = options.watch.tensorboard,
+                     .terms = run.training.objective->term_names(),
                      .sources = source_names(run.data.sources),
                      .buckets = bucket_names(run.data.shape.lanes)},
       progress.step);

@@ -1,4 +1,4 @@
-// Sums the losses of samples by name, such as their source or bucket.
+// Sums losses by name, such as the source of a sample.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>

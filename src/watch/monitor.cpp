@@ -97,6 +97,9 @@ void Monitor::step(const StepReport& report) {
   if (std::isfinite(result.loss)) {
     ++window_.steps;
     window_.loss += result.loss;
+    if (options_.terms.size() > 1)  // one alone says what the loss says
+      for (size_t i = 0; i < options_.terms.size(); ++i)
+        window_.by_term.add(options_.terms[i], result.terms.at(i));
   }
   for (size_t i = 0; i < result.losses.size(); ++i) {
     if (!std::isfinite(result.losses[i])) continue;
@@ -150,6 +153,7 @@ nlohmann::json Monitor::measure(const StepReport& report) {
       {"device_bytes", device_bytes(options_.device)},
       {"peak_device_bytes", peak_device_bytes(options_.device)},
       {"train_seconds", report.train_seconds}};
+  if (!window_.by_term.empty()) line["loss_by_term"] = window_.by_term.means();
   if (!window_.by_source.empty()) line["loss_by_source"] = window_.by_source.means();
   if (!window_.by_bucket.empty()) line["loss_by_bucket"] = window_.by_bucket.means();
   if (options_.sheet_flops > 0) line["mfu"] = flops / options_.sheet_flops;
@@ -297,7 +301,7 @@ void Monitor::add_scalars(EventWriter& events, const nlohmann::json& line) {
         if (name != "memory_total_bytes") events.add_scalar(fmt::format("gpu_{}/{}", i, name), value, step);
   for (const auto& [phase, seconds] : line["phase_s"].items())
     events.add_scalar("phase_s/" + phase, seconds, step);
-  for (const char* groups : {"loss_by_source", "loss_by_bucket"})
+  for (const char* groups : {"loss_by_term", "loss_by_source", "loss_by_bucket"})
     if (line.contains(groups))
       for (const auto& [name, loss] : line[groups].items())
         events.add_scalar(fmt::format("{}/{}", groups, name), loss, step);
@@ -370,6 +374,7 @@ nlohmann::json Monitor::window() const {
                            {"loss", window_.loss},
                            {"quartile_loss", window_.quartile_loss},
                            {"quartile_count", window_.quartile_count}};
+  if (!window_.by_term.empty()) window["by_term"] = window_.by_term.sums();
   if (!window_.by_source.empty()) window["by_source"] = window_.by_source.sums();
   if (!window_.by_bucket.empty()) window["by_bucket"] = window_.by_bucket.sums();
   return window;
@@ -383,6 +388,7 @@ void Monitor::restore_window(const nlohmann::json& window) {
     window_.quartile_loss[i] = window.at("quartile_loss").at(i);
     window_.quartile_count[i] = window.at("quartile_count").at(i);
   }
+  window_.by_term = LossGroups(window.value("by_term", nlohmann::json::object()));
   window_.by_source = LossGroups(window.value("by_source", nlohmann::json::object()));
   window_.by_bucket = LossGroups(window.value("by_bucket", nlohmann::json::object()));
 }

@@ -30,7 +30,8 @@ struct MonitorOptions {
   at::Device device = at::kCPU;
   int64_t num_gpus = 1;  // GPUs of the run's ranks on this machine, counted from `device`
   bool tensorboard = true;
-  double quiet_seconds = 30;  // longest silence on the terminal
+  double quiet_seconds = 30;         // longest silence on the terminal
+  std::vector<std::string> terms{};  // Objective::term_names(); several are logged by name
   // Names of the samples' sources and of the batches' shapes, to log losses by. Empty if there is only one.
   std::vector<std::string> sources{}, buckets{};
 };
@@ -97,7 +98,7 @@ class Monitor {
     int64_t steps = 0;  // with a finite loss
     double loss = 0;    // sum
     double quartile_loss[4] = {}, quartile_count[4] = {};
-    LossGroups by_source, by_bucket;
+    LossGroups by_term, by_source, by_bucket;
     // Not saved: they describe this process.
     int64_t timed_steps = 0, batches_ready = 0;
     double stall_seconds = 0, flops = 0;

@@ -86,6 +86,7 @@ void add_curves(Page& page, const ReportedRun& run) {
   for (size_t i = 0; i < std::min(quartiles.size(), std::size(kQuartiles)); ++i)
     quartiles[i] = {.name = kQuartiles[i], .points = smoothed(quartiles[i].points)};
   page.plot({.title = "Loss by timestep", .log_y = true}, quartiles);
+  add_losses(page, "Terms of the loss", series_of(lines, "loss_by_term"));
   curve("Throughput, images/s", "images_per_s");
   std::vector<PlotSeries> memory = {
       {.name = "host", .points = points_of(lines, "host_bytes", 1e-9)},

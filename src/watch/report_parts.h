@@ -32,6 +32,8 @@ void add_results(Page& page, const std::string& head, const std::vector<NamedRes
 // Adds the metrics of drawn pictures over the steps, and the results of kiln evaluate, with their protocols.
 void add_evaluation(Page& page, const ReportedRun& run);
 
+// Plots losses, smoothed.
+void add_losses(Page& page, const char* title, std::vector<PlotSeries> series);
 // Adds a table of the stages that have begun, and the losses by stage, by source and by bucket.
 void add_stages(Page& page, const ReportedRun& run);
 void add_stage_table(Page& page, const ReportedRun& run, const std::string& title = "");

@@ -66,12 +66,12 @@ std::vector<PlotSeries> by_stage(const std::map<int64_t, ReportedStage>& stages,
   return series;
 }
 
+}  // namespace
+
 void add_losses(Page& page, const char* title, std::vector<PlotSeries> series) {
   for (PlotSeries& one : series) one.points = smoothed(one.points);
   page.plot({.title = title, .log_y = true}, series);
 }
-
-}  // namespace
 
 void add_stage_table(Page& page, const ReportedRun& run, const std::string& title) {
   std::vector<std::vector<std::string>> rows;

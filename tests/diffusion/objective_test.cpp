@@ -47,7 +47,7 @@ TEST_P(EveryObjective, LossIsZeroOrLeastAtTheTarget) {
   at::Tensor prediction = drawn.prediction.clone();
   prediction.narrow(1, 0, 4).copy_(noised.target);
   const LossTerms terms = objective->loss(prediction, drawn.x_0, drawn.noise, noised);
-  EXPECT_EQ(terms.mse.abs().max().item<float>(), 0);
+  EXPECT_EQ(terms.terms.at(0).abs().max().item<float>(), 0);
   EXPECT_EQ(terms.loss.sizes(), at::IntArrayRef({5}));
   EXPECT_TRUE((objective->loss(drawn.prediction, drawn.x_0, drawn.noise, noised).loss > terms.loss)
                   .all()
@@ -149,10 +149,23 @@ TEST(Objective, TheBoundTrainsTheVarianceAlone) {
   const Drawn drawn = draw(3, 4, true);
   const NoisedBatch noised = objective->add_noise(drawn.x_0, drawn.noise, at::tensor({0, 1, 500}, at::kLong));
   const at::Tensor prediction = drawn.prediction.clone().set_requires_grad(true);
-  const at::Tensor vb = objective->loss(prediction, drawn.x_0, drawn.noise, noised).vb;
+  const at::Tensor vb = objective->loss(prediction, drawn.x_0, drawn.noise, noised).terms.at(1);
   const at::Tensor gradient = torch::autograd::grad({vb.sum()}, {prediction}).at(0);
   EXPECT_EQ(gradient.narrow(1, 0, 4).abs().max().item<float>(), 0);
   for (int64_t row = 0; row < 3; ++row) EXPECT_GT(gradient[row].narrow(0, 4, 4).abs().max().item<float>(), 0);
+}
+
+TEST_P(EveryObjective, GivesTheTermsThatItNames) {
+  const auto objective = make_objective(objective_config(GetParam()));
+  const std::vector<std::string> names = objective->term_names();
+  EXPECT_EQ(names, GetParam() == "iddpm" ? std::vector<std::string>({"mse", "vb"})
+                                         : std::vector<std::string>({"mse"}));
+  const Drawn drawn = draw(3, 4, objective->learns_sigma());
+  const at::Tensor t = objective->timesteps(at::tensor({0.1, 0.5, 0.9}, at::kDouble));
+  const NoisedBatch noised = objective->add_noise(drawn.x_0, drawn.noise, t);
+  const LossTerms terms = objective->loss(drawn.prediction, drawn.x_0, drawn.noise, noised);
+  ASSERT_EQ(terms.terms.size(), names.size());
+  EXPECT_TRUE(at::equal(at::stack(terms.terms).sum(0), terms.loss));
 }
 
 // A loss must not depend on which other samples share the batch, nor on their number.

@@ -49,10 +49,9 @@ class LinearObjective : public Objective {
   }
   LossTerms loss(const at::Tensor& prediction, const at::Tensor&, const at::Tensor&,
                  const NoisedBatch&) const override {
-    LossTerms terms;
-    terms.loss = prediction.mean({1, 2, 3});
-    return terms;
+    return {.loss = prediction.mean({1, 2, 3})};
   }
+  std::vector<std::string> term_names() const override { return {}; }
   at::Tensor position(const at::Tensor& timesteps) const override { return timesteps; }
   bool learns_sigma() const override { return false; }
 };

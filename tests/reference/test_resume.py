@@ -151,6 +151,8 @@ def test_losses_between_two_log_lines_survive(tmp_path):
     assert train(cut, 20, "--log-every", 10).returncode == 0
     assert [line[0] for line in losses(cut)] == [10, 13, 20], "the last step of a run has a line"
     assert [line[2] for line in losses(cut) if line[0] != 13] == [line[2] for line in losses(whole)]
+    terms = {out: {line["step"]: line["loss_by_term"] for line in log_lines(out) if "loss" in line} for out in (whole, cut)}
+    assert terms[whole] == {step: of_step for step, of_step in terms[cut].items() if step != 13}
 
 
 def test_changed_options_are_refused_by_name(uninterrupted):

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from browser import parts_of
 from conftest import succeed
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -48,6 +49,22 @@ def test_scalars_equal_the_log(run, events):
         logged = {line["step"]: line["loss_quartiles"][quartile] for line in lines}
         for event in events.Scalars(f"loss_by_timestep/quartile_{quartile + 1}"):
             assert np.isclose(event.value, logged[event.step], rtol=1e-6)
+
+
+def test_terms_of_the_loss(run, tmp_path):
+    """Those of DiT's loss stand in the log, in TensorBoard and in the report. A loss of one term has no others."""
+    assert "loss_by_term" not in (run / "log.jsonl").read_text()
+    train(tmp_path, 4, "--objective", "iddpm", "--sample-every", 0)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4]
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    for term in ("mse", "vb"):
+        logged = [line["loss_by_term"][term] for line in lines]
+        assert np.allclose([event.value for event in accumulator.Scalars(f"loss_by_term/{term}")], logged, rtol=1e-6)
+    assert np.allclose([sum(line["loss_by_term"].values()) for line in lines], [line["loss"] for line in lines], rtol=1e-6)
+    plot, = [plot for plot in parts_of(tmp_path / "report.html", "plot") if plot["title"] == "Terms of the loss"]
+    assert [series["name"] for series in plot["series"]] == ["mse", "vb"]
 
 
 def test_sample_grids_are_the_png_files(run, events):

@@ -126,6 +126,24 @@ def test_twenty_steps_equal_torch(conformance, case):
     assert_moved_alike({key: got["ema." + key] for key in averaged}, averaged, start, tolerance=1e-2)
 
 
+def test_terms_of_a_step_equal_the_reference(conformance):
+    """The mse and the bound of DiT's loss, each a mean over the micro-batches of a step."""
+    model = randomise_(DiT(**CONFIG), scale=0.5)
+    batches = recording(2, batch=3)
+    got = conformance("train", model="dit", model_config=CONFIG, weights=model.state_dict(), batches_file=batches,
+                      config=dict(loss=IDDPM, optimizer=dict(type="adamw", lr=1e-3), grad_accum=2))
+    terms = []
+    for micro in range(2):
+        x, noise, t = (batches[key][micro] for key in ("x_start", "noise", "t"))
+        label = torch.where(batches["drop"][micro] == 1, 10, batches["y"][micro])
+        output = model(noised(x, noise, t), t.float(), label).detach()
+        terms.append(iddpm_loss(dict(x_start=x, noise=noise, model_output=output, t=t), "linear", 1000, True, False))
+    for name in ("mse", "vb"):
+        want = torch.cat([of_micro[name] for of_micro in terms]).detach().mean().float()
+        assert torch.allclose(got[name], want.view(1), rtol=1e-4), name
+    assert torch.allclose(got["mse"] + got["vb"], got["losses"], rtol=1e-6)
+
+
 def test_cutting_a_batch_into_micro_batches_changes_nothing(conformance):
     model = randomise_(DiT(**CONFIG), scale=0.5)
     batches = recording(8, batch=8)

@@ -176,6 +176,33 @@ TEST(Monitor, WritesALineOfTheLastStep) {
   EXPECT_EQ(lines.front().at("step"), 3);
 }
 
+// Means of each term over the steps of a line, also where a checkpoint comes between. One term is the loss.
+TEST(Monitor, LogsSeveralTermsByName) {
+  const test::TempFolder run;
+  const auto line_of = [&](const std::vector<std::string>& terms) {
+    const MonitorOptions options{.run = run.path().string(),
+                                 .global_batch = 1,
+                                 .max_steps = 4,
+                                 .log_every = 4,
+                                 .tensorboard = false,
+                                 .terms = terms};
+    nlohmann::json window;
+    for (int64_t step = 1; step <= 4; ++step) {
+      Monitor monitor(options, step - 1);  // a process for each step
+      monitor.restore_window(window);
+      const double mse = static_cast<double>(step), vb = step == 3 ? NAN : 0.5;  // a step that is skipped
+      const StepResult result{.loss = mse + vb, .losses = {mse + vb}, .terms = {mse, vb}};
+      monitor.step({.step = step, .images_seen = step, .result = &result, .positions = {0.5}});
+      window = nlohmann::json::parse(monitor.window().dump());
+    }
+    return read_run_log(run.path().string()).back();
+  };
+  const nlohmann::json line = line_of({"mse", "vb"});
+  EXPECT_EQ(line.at("loss_by_term"), nlohmann::json({{"mse", 7.0 / 3}, {"vb", 0.5}}));
+  EXPECT_DOUBLE_EQ(line.at("loss").get<double>(), 7.0 / 3 + 0.5);
+  EXPECT_FALSE(line_of({"mse"}).contains("loss_by_term"));
+}
+
 // A limit of the file's size stands in for a full disk.
 TEST(Monitor, Finding6AFullDiskIsOneWarningForEachFile) {
   const test::TempFolder run;

@@ -10,6 +10,7 @@
 
 #include "core/allocations.h"
 #include "core/dry_run.h"
+#include "parallel/rank_threads.h"
 #include "train/tiny_model.h"
 
 namespace kiln {
@@ -97,6 +98,28 @@ TEST(Step, MicroBatchesAddUpToTheGlobalMean) {
       EXPECT_LE((grads[s] - expected_grads[s]).norm().item<double>(),
                 1e-5 * expected_grads[s].norm().item<double>() + 1e-9);
   }
+}
+
+// Each term is a mean over the global batch, as the loss is.
+TEST(Step, TermsAreMeansOverMicroBatchesAndRanks) {
+  TinyTraining tiny({});
+  const StepBatch batch = tiny.batch(7);
+  const NoisedBatch noised = tiny.objective->add_noise(batch.x_0, batch.noise, batch.timesteps);
+  const at::Tensor prediction = tiny.denoiser->forward(
+      {.x_t = noised.x_t, .timesteps = noised.model_t, .conditioning = batch.conditioning});
+  const LossTerms expected = tiny.objective->loss(prediction, batch.x_0, batch.noise, noised);
+  for (const int64_t world_size : {1, 2, 3})
+    for (const int64_t micro_batch : {0, 1, 3})
+      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+        const TinyTraining run({.micro_batch = micro_batch, .group = group});
+        const StepResult result = run.step->run(test::rows_of(batch, *group), 0);
+        ASSERT_EQ(result.terms.size(), 2u);
+        for (size_t i = 0; i < 2; ++i) {
+          const double mean = expected.terms[i].mean().item<double>();
+          EXPECT_NEAR(result.terms[i], mean, 1e-5 * mean) << world_size << " " << micro_batch;
+        }
+        EXPECT_NEAR(result.terms[0] + result.terms[1], result.loss, 1e-6 * result.loss);
+      });
 }
 
 TEST(Step, NonFiniteLossMovesNothing) {

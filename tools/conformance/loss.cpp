@@ -30,11 +30,15 @@ void run_loss(const LossOptions& options) {
   prediction = prediction.detach().set_requires_grad(true);
   const LossTerms terms = objective.loss(prediction, x_0, noise, noised);
   const auto gradient = torch::autograd::grad({terms.loss.mean()}, {prediction});
-  Tensors outputs = {{"x_t", noised.x_t},       {"model_t", noised.model_t},
-                     {"target", noised.target}, {"loss", terms.loss},
-                     {"mse", terms.mse},        {"grad_model_output", gradient.at(0)}};
+  Tensors outputs = {{"x_t", noised.x_t},
+                     {"model_t", noised.model_t},
+                     {"target", noised.target},
+                     {"loss", terms.loss},
+                     {"grad_model_output", gradient.at(0)}};
   // A fixed sigma adds no bound to the loss, and iddpm's outputs are the same whichever sigma it has.
-  if (recorded.is_iddpm) outputs["vb"] = terms.vb.defined() ? terms.vb : at::zeros_like(terms.mse);
+  if (recorded.is_iddpm) outputs["vb"] = at::zeros_like(terms.loss);
+  const std::vector<std::string> names = objective.term_names();
+  for (size_t i = 0; i < names.size(); ++i) outputs[names[i]] = terms.terms.at(i);
   write_outputs(options.outputs, outputs);
 }
 

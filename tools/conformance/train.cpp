@@ -97,12 +97,6 @@ class RecordedBatches {
   Conditioning conditioning_;
 };
 
-double mean(const std::vector<double>& values) {
-  double sum = 0;
-  for (double value : values) sum += value;
-  return sum / static_cast<double>(values.size());
-}
-
 // The model, with the adapter that is trained in its place.
 LoadedDenoiser load_trained(const TrainVerbOptions& options) {
   LoadedDenoiser loaded = load_denoiser(options.model, options.model_config, options.weights);
@@ -124,6 +118,7 @@ void run_train(const TrainVerbOptions& options) {
   TrainStep step(
       *denoiser, *config.loss.objective, optimizer, state,
       {.micro_batch = (batches.micro_batch() + ranks - 1) / ranks, .max_grad_norm = config.max_grad_norm});
+  const std::vector<std::string> terms = config.loss.objective->term_names();
   std::map<std::string, std::vector<double>> series;
   for (int64_t s = 0; s < batches.num_steps(); ++s) {
     const double warmup = static_cast<double>(std::max<int64_t>(config.lr_warmup_steps, 1));
@@ -131,8 +126,7 @@ void run_train(const TrainVerbOptions& options) {
     const StepResult result = step.run(batches.at(s, *group), config.optimizer.lr * ramp);
     series["losses"].push_back(result.loss);
     series["grad_norms"].push_back(result.grad_norm);
-    if (!result.mse.empty()) series["mse"].push_back(mean(result.mse));
-    if (!result.vb.empty()) series["vb"].push_back(mean(result.vb));
+    for (size_t i = 0; i < terms.size(); ++i) series[terms[i]].push_back(result.terms.at(i));
   }
 
   Tensors outputs;
