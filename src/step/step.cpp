@@ -102,10 +102,8 @@ struct TrainStep::Walk {
 };
 
 std::vector<at::Tensor*> graph_tensors(TrainStep::WalkInput& input) {
-  StepBatch& batch = input.micro.batch;
-  std::vector<at::Tensor*> tensors = {&batch.x_0, &batch.noise, &batch.timesteps};
-  if (batch.input_noise.defined()) tensors.push_back(&batch.input_noise);
-  batch.conditioning.visit([&](at::Tensor& tensor) { tensors.push_back(&tensor); });
+  std::vector<at::Tensor*> tensors;
+  input.micro.batch.visit([&](at::Tensor& tensor) { tensors.push_back(&tensor); });
   return tensors;
 }
 

@@ -63,10 +63,7 @@ StepBatch as_tensors(const Batch& batch, const Objective& objective) {
 }
 
 StepBatch pinned(StepBatch batch) {
-  const auto pin = [](at::Tensor& tensor) { tensor = tensor.pin_memory(); };
-  for (at::Tensor* tensor : {&batch.x_0, &batch.noise, &batch.timesteps}) pin(*tensor);
-  if (batch.input_noise.defined()) pin(batch.input_noise);
-  batch.conditioning.visit(pin);
+  batch.visit([](at::Tensor& tensor) { tensor = tensor.pin_memory(); });
   return batch;
 }
 

@@ -24,6 +24,13 @@ struct StepBatch {
 
   int64_t size() const { return x_0.size(0); }
   int64_t global_size() const { return global_batch > 0 ? global_batch : size(); }
+  // Visits every defined tensor in a fixed order.
+  template <class Visitor>
+  void visit(Visitor&& visitor) {
+    for (at::Tensor* tensor : {&x_0, &noise, &timesteps, &input_noise})
+      if (tensor->defined()) visitor(*tensor);
+    conditioning.visit(visitor);
+  }
 };
 // Makes the tensors of a batch of this shape, each with `make`. The caller computes timesteps from
 // `time_uniform` with the objective, and sets host_offsets of captions.
