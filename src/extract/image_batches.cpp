@@ -31,13 +31,15 @@ struct ImageFill {
     shape_batch(options, first_position, shape, shape.lanes[static_cast<size_t>(lane)], batch);
     const PictureLanes::Shape& size = pictures.lanes->shapes()[static_cast<size_t>(lane)];
     const int64_t image_values = 3 * size.height * size.width, latent_values = batch.shape.sample_elements();
-    batch.x_0.resize(batch.size() * image_values);
-    for (int64_t row = 0; row < batch.size(); ++row) {
-      const int64_t position = batch.first_position + row;
+    batch.x_0.resize(batch.size_with_halo() * image_values);
+    for (int64_t row = 0; row < batch.size_with_halo(); ++row) {
+      const int64_t position = batch.position(row);
       const auto [sample, image] = load(position, lane);
       batch.sample_ids[row] = sample;
-      if (batch.shape.has_labels) batch.class_labels[row] = pictures.images->records()[sample].label;
-      if (shape.has_image_size) fill_image_size(pictures.lanes->image_hw(sample), row, batch);
+      const bool is_seen = row < batch.size();
+      if (is_seen && batch.shape.has_labels)
+        batch.class_labels[row] = pictures.images->records()[sample].label;
+      if (is_seen && shape.has_image_size) fill_image_size(pictures.lanes->image_hw(sample), row, batch);
       write_image_values(image, draw_flip(options, position),
                          std::span(batch.x_0).subspan(row * image_values, image_values));
       draw_common(options, row, std::span(batch.noise).subspan(row * latent_values, latent_values), batch);
@@ -121,20 +123,21 @@ class ImageBatches : public BatchSource {
 
   void encode(const Batch& images, Batch& batch) const {
     const at::NoGradGuard no_grad;
-    batch.x_0.resize(batch.size() * batch.shape.sample_elements());
+    const int64_t num_images = images.size_with_halo();
+    batch.x_0.resize(num_images * batch.shape.sample_elements());
     const Lane& lane = batch.shape.lane;
     const at::Tensor pixels = at::from_blob(
         const_cast<float*>(images.x_0.data()),
-        {images.size(), 3, lane.height * autoencoder_->downsample, lane.width * autoencoder_->downsample},
+        {num_images, 3, lane.height * autoencoder_->downsample, lane.width * autoencoder_->downsample},
         at::kFloat);
     const int64_t most = images_at_once_ > 0 ? images_at_once_ : images.size();
     HostRead previous;  // while a GPU encodes some images, the host draws from the moments of those before
-    for (int64_t first = 0; first < images.size(); first += most) {
-      HostRead moments = encode_some(pixels.narrow(0, first, std::min(most, images.size() - first)));
+    for (int64_t first = 0; first < num_images; first += most) {
+      HostRead moments = encode_some(pixels.narrow(0, first, std::min(most, num_images - first)));
       if (previous.is_pending()) draw_latents(previous.wait(), first - most, batch);
       previous = std::move(moments);
     }
-    if (previous.is_pending()) draw_latents(previous.wait(), (images.size() - 1) / most * most, batch);
+    if (previous.is_pending()) draw_latents(previous.wait(), (num_images - 1) / most * most, batch);
   }
 
   HostRead encode_some(const at::Tensor& pixels) const {
@@ -156,7 +159,7 @@ class ImageBatches : public BatchSource {
       const auto logvar = all.subspan(i * image_values + latent_values, image_values - latent_values);
       const auto x = std::span(batch.x_0).subspan(row * latent_values, latent_values);
       std::copy(mean.begin(), mean.end(), x.begin());
-      to_latents(x, logvar, epsilon, batch.first_position + row);
+      to_latents(x, logvar, epsilon, batch.position(row));
     }
   }
 

@@ -142,6 +142,47 @@ TEST_F(Batches, BatchSizeRanksAndThreadsChangeNoRow) {
   }
 }
 
+// Of each rank's rows, in each batch: what the loss compares row 0 with is what another rank has as a row.
+TEST_F(Batches, AHaloIsTheSampleBeforeInTheGlobalBatch) {
+  const auto features = store(small_info(), 11);
+  for (const bool synthetic : {false, true}) {
+    const auto opened = [&](const BatchOptions& draws) {
+      return synthetic ? synthetic_batches(latents(8, 3), draws) : store_batches(features, draws);
+    };
+    const std::vector<Row> expected = read_rows(*opened(options(5)), 4);
+    for (int64_t world_size = 1; world_size <= 3; ++world_size)
+      for (int64_t rank = 0; rank < world_size; ++rank) {
+        BatchOptions ranked = options(5);
+        ranked.rank = rank;
+        ranked.world_size = world_size;
+        ranked.has_halo = true;
+        ranked.input_perturbation = 0.1;
+        const auto source = opened(ranked);
+        for (size_t step = 0; step < 4; ++step) {
+          const std::shared_ptr<const Batch> batch = source->next();
+          const auto size = static_cast<size_t>(batch->size()),
+                     elements = static_cast<size_t>(batch->shape.sample_elements());
+          ASSERT_EQ(batch->x_0.size(), (size + 1) * elements);
+          EXPECT_EQ(batch->input_noise.size(), size * elements);
+          EXPECT_EQ(batch->class_labels.size(), size);
+          const auto row_of = [&](size_t i) {
+            return Row{.sample_id = batch->sample_ids[i],
+                       .label = 0,
+                       .time_uniform = batch->time_uniform[i],
+                       .x_0 = {&batch->x_0[i * elements], &batch->x_0[i * elements] + elements},
+                       .noise = {&batch->noise[i * elements], &batch->noise[i * elements] + elements}};
+          };
+          for (size_t i = 0; i <= size; ++i) {
+            const size_t row = static_cast<size_t>(batch->first_row) + (i < size ? i : 4);
+            Row one = expected[5 * step + row % 5];
+            one.label = 0;
+            EXPECT_TRUE(row_of(i) == one) << world_size << " " << rank << " " << step << " " << i;
+          }
+        }
+      }
+  }
+}
+
 TEST_F(Batches, SeekContinuesAnywhere) {
   const auto features = store(small_info(), 11);
   const auto expected = read_rows(*store_batches(features, options(1)), 60);

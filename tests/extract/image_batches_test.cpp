@@ -110,8 +110,10 @@ TEST(ImageBatches, AreTheBatchesOfTheirStoreBitForBit) {
     ProcessGroup alone;
     extract(extraction, alone);
     const auto store = FeatureStore::open(extraction.out);
-    const auto stored = store_batches(store, options_of(1));
-    const auto direct = open_images(folder, options_of(3));
+    BatchOptions draws = options_of(1), threaded = options_of(3);
+    draws.has_halo = threaded.has_halo = std::string_view(flip) == "both";
+    const auto stored = store_batches(store, draws);
+    const auto direct = open_images(folder, threaded);
     for (auto* source : {stored.get(), direct.get()}) source->seek(12);
     EXPECT_EQ(direct->order().samples_per_epoch(), 11);
     for (int step = 0; step < 5; ++step)  // over the end of an epoch
@@ -190,6 +192,10 @@ TEST(ImageBatches, EncodeInSlices) {
   EXPECT_THAT(*autoencoder.sizes, testing::ElementsAre(2, 2, 1));
   EXPECT_THAT(slices->x_0, testing::Pointwise(testing::FloatNear(1e-5f), whole->x_0));
   EXPECT_EQ(slices->noise, whole->noise);
+  options.has_halo = true;  // whose picture takes no more memory
+  const auto with_halo = batch_of(0);
+  EXPECT_THAT(*autoencoder.sizes, testing::ElementsAre(5, 1));
+  EXPECT_EQ(with_halo->x_0.size() * 5, whole->x_0.size() * 6);
 }
 
 // Writes a PNG whose header is whole and whose pixels end in the middle.

@@ -4,6 +4,11 @@
 
 namespace kiln {
 
+int64_t Batch::position(int64_t row) const {
+  if (row < size()) return first_position + row;
+  return first_position - first_row + (first_row + global_size - 1) % global_size;
+}
+
 const void* Batch::data(BatchArray array) const {
   switch (array) {
     case BatchArray::kX0:
@@ -38,6 +43,7 @@ BatchShape batch_shape(const BatchOptions& options, const DataShape& data, const
           .has_labels = data.num_classes > 0,
           .has_image_size = data.has_image_size,
           .has_input_noise = options.input_perturbation > 0,
+          .has_halo = options.has_halo,
           .text_rows = text_rows,
           .text_width = data.text.width,
           .text_dtype = data.text.dtype};

@@ -15,6 +15,9 @@ namespace kiln {
 
 // Row-major f32 and integer arrays for `size` images. Everything random in a training step is in here:
 // the step is a pure function of (weights, batch).
+//
+// With a halo (shape.has_halo), x_0, noise, time_uniform and sample_ids have a row B more. It belongs to the
+// sample before row 0 in the global batch, whose first sample follows on its last.
 struct Batch {
   int64_t first_position = 0;  // position of row 0 in the global stream of samples (= images seen before it)
   int64_t global_size = 0;     // rows of the global batch that this is a slice of
@@ -33,6 +36,9 @@ struct Batch {
   std::vector<int64_t> sample_ids;    // (B) index into the store, for messages
 
   int64_t size() const { return shape.rows; }
+  int64_t size_with_halo() const { return shape.rows_with_halo(); }
+  // Returns the position of a row, or of the halo's, in the global stream of samples.
+  int64_t position(int64_t row) const;
   // Returns the memory of one of the arrays.
   const void* data(BatchArray array) const;
 };
@@ -56,6 +62,7 @@ struct BatchOptions {
   bool flip = true;                    // with a store of two flips, or on pixels: mirror with probability 1/2
   double offset_noise = 0;        // standard deviation of the offset added to each whole channel of the noise
   double input_perturbation = 0;  // standard deviation of the fresh noise added to the noise of x_t alone
+  bool has_halo = false;          // for losses that compare samples
   int num_threads = 1;
   int64_t prefetch = 4;  // batches ready ahead
 };

@@ -58,15 +58,15 @@ void shape_batch(const BatchOptions& options, int64_t first_position, const Data
   batch.global_size = options.global_batch;
   batch.first_row = rows.first;
   batch.first_position = first_position + rows.first;
-  const auto num_elements = static_cast<size_t>(rows.count * batch.shape.sample_elements());
-  batch.x_0.resize(num_elements);
-  batch.noise.resize(num_elements);
-  batch.input_noise.resize(batch.shape.has_input_noise ? num_elements : 0);
-  batch.time_uniform.resize(rows.count);
+  const int64_t num_drawn = batch.size_with_halo(), sample_elements = batch.shape.sample_elements();
+  batch.x_0.resize(num_drawn * sample_elements);
+  batch.noise.resize(num_drawn * sample_elements);
+  batch.input_noise.resize(batch.shape.has_input_noise ? rows.count * sample_elements : 0);
+  batch.time_uniform.resize(num_drawn);
   batch.class_labels.resize(batch.shape.has_labels ? rows.count : 0);
   batch.image_hw.resize(batch.shape.has_image_size ? 2 * rows.count : 0);
   batch.aspect_ratio.resize(batch.shape.has_image_size ? rows.count : 0);
-  batch.sample_ids.resize(rows.count);
+  batch.sample_ids.resize(num_drawn);
 }
 
 void shape_text(std::span<const int64_t> rows_of_caption, Batch& batch) {
@@ -115,9 +115,11 @@ CaptionChoice choose_captions(const TextStore& text, const BatchOptions& options
 }
 
 void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch) {
-  const auto position = static_cast<uint64_t>(batch.first_position + row);
+  const auto position = static_cast<uint64_t>(batch.position(row));
   philox_normal(options.seed, Draw::kNoise, position, noise);
   if (options.offset_noise > 0) add_offset(options, position, noise, batch.shape.channels);
+  batch.time_uniform[row] = time_uniform_at(options.seed, batch.position(row));
+  if (row == batch.size()) return;  // of the halo's sample, the model sees nothing
   if (options.input_perturbation > 0) {
     const auto perturbed =
         std::span(batch.input_noise).subspan(static_cast<size_t>(row) * noise.size(), noise.size());
@@ -125,7 +127,6 @@ void draw_common(const BatchOptions& options, int64_t row, std::span<float> nois
     const auto share = static_cast<float>(options.input_perturbation);
     for (size_t i = 0; i < noise.size(); ++i) perturbed[i] = noise[i] + share * perturbed[i];
   }
-  batch.time_uniform[row] = time_uniform_at(options.seed, batch.first_position + row);
   if (batch.class_labels.empty() || options.class_dropout_prob == 0) return;
   if (philox_uniform(options.seed, Draw::kLabelDrop, position) < options.class_dropout_prob) {
     batch.class_labels[row] = options.null_class;

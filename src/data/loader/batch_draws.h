@@ -52,7 +52,7 @@ struct CaptionChoice {
 // REQUIRES: the batch has its sample_ids.
 CaptionChoice choose_captions(const TextStore& text, const BatchOptions& options, const Batch& batch);
 
-// Draws the noise, timestep and label dropout of a row.
+// Draws the noise, timestep and label dropout of a row; of the halo's only what its target is made of.
 void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch);
 
 // True if the sample at a position of the stream is mirrored. REQUIRES: the source can mirror it.

@@ -32,16 +32,18 @@ class StoreFill {
     const int64_t number = options_.only_lane.value_or(order_.batch_at(first_position).lane);
     const Lane& lane = shape_.lanes[static_cast<size_t>(number)];
     shape_batch(options_, first_position, shape_, lane, batch);
-    for (int64_t row = 0; row < batch.size(); ++row)
-      batch.sample_ids[row] = order_.sample_at(batch.first_position + row);
+    for (int64_t row = 0; row < batch.size_with_halo(); ++row)
+      batch.sample_ids[row] = order_.sample_at(batch.position(row));
     store_->prefetch(batch.sample_ids);
     if (text_) fill_text(batch);
-    const int64_t latent_size = batch.shape.sample_elements();
-    Scratch scratch;
     for (int64_t row = 0; row < batch.size(); ++row) {
-      fill_latent(batch, row, std::span(batch.x_0).subspan(row * latent_size, latent_size), scratch);
       if (!batch.class_labels.empty()) batch.class_labels[row] = label(batch.sample_ids[row]);
       if (shape_.has_image_size) fill_image_size(store_->image_hw(batch.sample_ids[row]), row, batch);
+    }
+    const int64_t latent_size = batch.shape.sample_elements();
+    Scratch scratch;
+    for (int64_t row = 0; row < batch.size_with_halo(); ++row) {
+      fill_latent(batch, row, std::span(batch.x_0).subspan(row * latent_size, latent_size), scratch);
       draw_common(options_, row, std::span(batch.noise).subspan(row * latent_size, latent_size), batch);
     }
   }
@@ -55,7 +57,7 @@ class StoreFill {
 
   void fill_latent(const Batch& batch, int64_t row, std::span<float> x, Scratch& scratch) const {
     const StoreInfo& info = store_->info();
-    const auto position = static_cast<uint64_t>(batch.first_position + row);
+    const auto position = static_cast<uint64_t>(batch.position(row));
     const bool mirrored =
         (info.num_flips == 2 || mirrors_pixels_) && draw_flip(options_, static_cast<int64_t>(position));
     const uint8_t flip = mirrored && info.num_flips == 2;
@@ -126,19 +128,21 @@ struct SyntheticFill {
     const int64_t latent_size = batch.shape.sample_elements();
     if (shape.text.width > 0) fill_text(batch);
     for (int64_t row = 0; row < batch.size(); ++row) {
-      const auto position = static_cast<uint64_t>(batch.first_position + row);
       if (shape.has_image_size) {
         batch.image_hw[2 * row] = static_cast<float>(lane.height);
         batch.image_hw[2 * row + 1] = static_cast<float>(lane.width);
         batch.aspect_ratio[row] = static_cast<float>(lane.height) / static_cast<float>(lane.width);
       }
-      batch.sample_ids[row] = order.sample_at(batch.first_position + row);
-      philox_normal(options.seed, Draw::kPosterior, position,
-                    std::span(batch.x_0).subspan(row * latent_size, latent_size));
       if (shape.num_classes > 0) {
+        const auto position = static_cast<uint64_t>(batch.position(row));
         batch.class_labels[row] = static_cast<int64_t>(
             philox_uniform(options.seed, Draw::kShuffle, position) * static_cast<double>(shape.num_classes));
       }
+    }
+    for (int64_t row = 0; row < batch.size_with_halo(); ++row) {
+      batch.sample_ids[row] = order.sample_at(batch.position(row));
+      philox_normal(options.seed, Draw::kPosterior, static_cast<uint64_t>(batch.position(row)),
+                    std::span(batch.x_0).subspan(row * latent_size, latent_size));
       draw_common(options, row, std::span(batch.noise).subspan(row * latent_size, latent_size), batch);
     }
   }

@@ -66,21 +66,23 @@ struct BatchShape {
   int64_t rows = 0, channels = 0;
   Lane lane{};
   bool has_labels = false, has_image_size = false, has_input_noise = false;
+  bool has_halo = false;  // x_0, noise and times have a row more, that of the sample before the first one
   int64_t text_rows = 0;  // of all captions together
   int64_t text_width = 0;
   Dtype text_dtype = Dtype::kF32;
 
   int64_t sample_elements() const { return channels * lane.area(); }
+  int64_t rows_with_halo() const { return rows + (has_halo ? 1 : 0); }
 
   // Calls visitor(array, dtype, sizes) for each array in a fixed order.
   template <class Visitor>
   void visit(Visitor&& visitor) const {
     using enum BatchArray;
     using Sizes = std::vector<int64_t>;
-    visitor(kX0, Dtype::kF32, Sizes{rows, channels, lane.height, lane.width});
-    visitor(kNoise, Dtype::kF32, Sizes{rows, channels, lane.height, lane.width});
+    visitor(kX0, Dtype::kF32, Sizes{rows_with_halo(), channels, lane.height, lane.width});
+    visitor(kNoise, Dtype::kF32, Sizes{rows_with_halo(), channels, lane.height, lane.width});
     if (has_input_noise) visitor(kInputNoise, Dtype::kF32, Sizes{rows, channels, lane.height, lane.width});
-    visitor(kTimeUniform, Dtype::kF64, Sizes{rows});
+    visitor(kTimeUniform, Dtype::kF64, Sizes{rows_with_halo()});
     if (has_labels) visitor(kClassLabels, Dtype::kI64, Sizes{rows});
     if (text_width > 0) {
       visitor(kTextRows, text_dtype, Sizes{text_rows, text_width});

@@ -166,9 +166,10 @@ PhasePeaks MemoryComposer::play_within(int64_t memory_bytes) const {
 int64_t MemoryComposer::loader_bytes(const BatchOptions& draws, int64_t batch, bool of_pictures) const {
   const Lane& largest = data_.shape.largest();
   const BatchShape shape = batch_shape(draws, data_.shape, largest, batch);
-  int64_t bytes = shape.bytes() + batch * static_cast<int64_t>(sizeof(int64_t));  // and the samples' numbers
+  const int64_t rows = shape.rows_with_halo();
+  int64_t bytes = shape.bytes() + rows * static_cast<int64_t>(sizeof(int64_t));  // and the samples' numbers
   const int64_t pixels = largest.area() * autoencoder_events_.downsample * autoencoder_events_.downsample;
-  if (of_pictures) bytes += batch * 4 * (3 * pixels - shape.sample_elements());
+  if (of_pictures) bytes += rows * 4 * (3 * pixels - shape.sample_elements());
   return (options_.data.prefetch + 2) * bytes;
 }
 
