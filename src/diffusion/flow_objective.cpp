@@ -22,9 +22,13 @@ class FlowObjective : public Objective {
         logit_normal_(config.choice("timestep_sampling", "uniform", {"uniform", "logit_normal"}) ==
                       "logit_normal"),
         logit_mean_(config.get("logit_mean", 0.0)),
-        logit_std_(config.get("logit_std", 1.0)) {
+        logit_std_(config.get("logit_std", 1.0)),
+        contrastive_lambda_(config.get("contrastive_lambda", 0.0)) {
     if (!(shift_ > 0)) fail(config.who(), "expected shift to be positive, got {}", shift_);
     if (!(logit_std_ > 0)) fail(config.who(), "expected logit_std to be positive, got {}", logit_std_);
+    // From 1 on, the loss has no least value.
+    if (!(contrastive_lambda_ >= 0 && contrastive_lambda_ < 1))
+      fail(config.who(), "expected contrastive_lambda from 0 to below 1, got {}", contrastive_lambda_);
     const std::string mode = config.choice("mode", "continuous", {"sana", "diffusers", "continuous"});
     if (mode == "continuous") return;
     const FlowTable table = mode == "sana" ? sana_flow_table(num_train_timesteps_, shift_)
@@ -53,15 +57,27 @@ class FlowObjective : public Objective {
     return noised;
   }
 
-  std::vector<std::string> term_names() const override { return {"mse"}; }
+  std::vector<std::string> term_names() const override {
+    if (compares_samples()) return {"mse", "contrastive"};
+    return {"mse"};
+  }
 
   LossTerms loss(const at::Tensor& prediction, const at::Tensor& x_0, const at::Tensor& noise,
                  const NoisedBatch& noised) const override {
-    const at::Tensor mse =
-        mean_per_image((predicted_channels("flow", prediction, x_0.size(1)) - noised.target).square());
-    if (!cosmap_) return {.loss = mse, .terms = {mse}};
-    const at::Tensor sigma = position(noised.timesteps);  // Esser et al. 2024, sec. 3.1
-    return {.loss = mse * (2 / std::numbers::pi) / (1 - 2 * sigma + 2 * sigma.square()), .terms = {mse}};
+    const auto mse_to = [&](const at::Tensor& target) {
+      return mean_per_image((predicted_channels("flow", prediction, x_0.size(1)) - target).square());
+    };
+    LossTerms found{.loss = mse_to(noised.target)};
+    found.terms = {found.loss};
+    if (compares_samples() && noised.other_target.defined()) {  // contrastive: Stoica et al. 2025
+      found.terms.push_back(mse_to(noised.other_target));
+      found.loss = found.loss - contrastive_lambda_ * found.terms.back();
+    }
+    if (cosmap_) {  // Esser et al. 2024, sec. 3.1
+      const at::Tensor sigma = position(noised.timesteps);
+      found.loss = found.loss * (2 / std::numbers::pi) / (1 - 2 * sigma + 2 * sigma.square());
+    }
+    return found;
   }
 
   // sigma itself runs from 0 (clean) to 1.
@@ -69,12 +85,13 @@ class FlowObjective : public Objective {
     return sigmas_ ? sigmas_->gather(timesteps) : timesteps.to(at::kFloat);
   }
   bool learns_sigma() const override { return false; }
+  bool compares_samples() const override { return contrastive_lambda_ > 0; }
 
  private:
   double shift_;
   int64_t num_train_timesteps_;
   bool cosmap_, logit_normal_;
-  double logit_mean_, logit_std_;
+  double logit_mean_, logit_std_, contrastive_lambda_;
   std::optional<Table> sigmas_, model_t_;  // by index; absent if timesteps are sigmas
 };
 

@@ -14,6 +14,9 @@ struct NoisedBatch {
   at::Tensor model_t;    // (B) f32, the timestep given to the model
   at::Tensor target;     // (B, C, H, W) f32; the loss compares with this
   at::Tensor timesteps;  // (B) i64 index, or f32 sigma (flow); for the loss and for loss by quartile
+  // (B, C, H, W) f32: another sample's target, for losses that compare samples. Undefined: such a loss leaves
+  // out what it compares with others, as for held-out samples.
+  at::Tensor other_target{};
 };
 
 // Losses of samples.
@@ -37,6 +40,8 @@ class Objective {
   // Returns each timestep's fraction of the schedule in [0, 1], for loss per quartile.
   virtual at::Tensor position(const at::Tensor& timesteps) const = 0;
   virtual bool learns_sigma() const = 0;
+  // Returns true if the loss of a sample takes another sample's target too. A batch then needs a halo.
+  virtual bool compares_samples() const { return false; }
 };
 
 // config: {"type": "iddpm" | "ddpm" | "flow", ...}. docs/objectives.md lists the keys of each type. Throws

@@ -25,6 +25,8 @@ nlohmann::json objective_config_of(const ObjectiveOptions& options) {
   set_number(flow, "flow-shift", "shift", options.flow_shift, defaults.flow_shift);
   if (options.flow_times != defaults.flow_times)
     set(flow, "flow-times", "mode", choice_name(options.flow_times));
+  set_number(flow, "contrastive-weight", "contrastive_lambda", options.contrastive_weight,
+             defaults.contrastive_weight);
   set_number(ddpm, "snr-gamma", "snr_gamma", options.snr_gamma, defaults.snr_gamma);
   if (options.beta_schedule != defaults.beta_schedule)
     set(ddpm, "beta-schedule", "beta_schedule", choice_name(options.beta_schedule));

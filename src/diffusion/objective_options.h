@@ -53,6 +53,7 @@ struct ObjectiveOptions {
   double logit_mean = 0, logit_std = 1;  // parameters of logit_normal
   double flow_shift = 1;                 // shifts timesteps towards noise
   FlowTimes flow_times = FlowTimes::kContinuous;
+  double contrastive_weight = 0;  // contrastive flow matching; 0: off
   // For epsilon, v_prediction and x_0.
   BetaSchedule beta_schedule = BetaSchedule::kLinear;
   double beta_start = 0.0001, beta_end = 0.02;

@@ -162,6 +162,9 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("flow-times", o.objective.flow_times, kRefuse,
         "flow: timesteps of any level of noise, or of the table of 1,000 that Sana's repository or diffusers "
         "trains on");
+  visit("contrastive-weight", o.objective.contrastive_weight, kRefuse,
+        "flow: weight of the distance from another sample's target, which contrastive flow matching enlarges "
+        "(0: off)");
   visit("beta-schedule", o.objective.beta_schedule, kRefuse, "epsilon, v_prediction, x_0: how noise grows");
   visit("beta-start", o.objective.beta_start, kRefuse, "epsilon, v_prediction, x_0: the first beta");
   visit("beta-end", o.objective.beta_end, kRefuse, "epsilon, v_prediction, x_0: the last beta");

@@ -100,6 +100,10 @@ void validate_numbers(const TrainOptions& o) {
          "--validation-share holds samples of --data out, --validation-data gives others: leave one out");
   if (o.validation.share > 0 && o.data.is_synthetic())
     fail("train", "--validation-share has nothing to hold out of --data synthetic: leave it out");
+  require(o.objective.contrastive_weight >= 0 && o.objective.contrastive_weight < 1, "contrastive-weight",
+          "0 or more, below 1", o.objective.contrastive_weight);
+  if (o.objective.contrastive_weight > 0 && o.global_batch < 2)
+    fail("train", "--contrastive-weight compares the samples of a step: give --global-batch 2 or more");
   require(o.optimizer.max_grad_norm >= 0, "max-grad-norm", "0 or more", o.optimizer.max_grad_norm);
   require(o.data.text_dropout_prob >= 0 && o.data.text_dropout_prob < 1, "text-dropout-prob",
           "a number in [0, 1)", o.data.text_dropout_prob);

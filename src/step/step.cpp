@@ -153,6 +153,8 @@ TrainStep::Walk TrainStep::begin_walk(const MicroStep& micro) const {
             .trains = std::vector<bool>(num_segments)};
   if (batch.input_noise.defined())  // the target stays as it is
     walk.noised.x_t = objective_.add_noise(batch.x_0, batch.input_noise, batch.timesteps).x_t;
+  if (objective_.compares_samples())
+    walk.noised.other_target = targets_before(objective_, batch, walk.noised.target);
   walk.input = {.x_t = walk.noised.x_t, .timesteps = walk.noised.model_t, .conditioning = batch.conditioning};
   walk.dropout = {.seed = options_.seed,
                   .first_position = batch.first_position,

@@ -46,7 +46,22 @@ BatchTensors batch_tensors(const BatchShape& shape, const ArrayMaker& make) {
         break;
     }
   });
+  if (shape.has_halo) {
+    const auto cut_off = [&](at::Tensor& rows) {
+      const at::Tensor halo = rows.narrow(0, shape.rows, 1);
+      rows = rows.narrow(0, 0, shape.rows);
+      return halo;
+    };
+    tensors.batch.halo_x_0 = cut_off(tensors.batch.x_0);
+    tensors.batch.halo_noise = cut_off(tensors.batch.noise);
+  }
   return tensors;
+}
+
+void set_timesteps(StepBatch& batch, const at::Tensor& timesteps) {
+  const bool has_halo = batch.halo_x_0.defined();
+  batch.timesteps = has_halo ? timesteps.narrow(0, 0, batch.size()) : timesteps;
+  if (has_halo) batch.halo_timesteps = timesteps.narrow(0, batch.size(), 1);
 }
 
 StepBatch as_tensors(const Batch& batch, const Objective& objective) {
@@ -54,7 +69,7 @@ StepBatch as_tensors(const Batch& batch, const Objective& objective) {
       batch_tensors(batch.shape, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
         return at::from_blob(const_cast<void*>(batch.data(array)), sizes, at::TensorOptions().dtype(dtype));
       });
-  tensors.batch.timesteps = objective.timesteps(tensors.time_uniform);
+  set_timesteps(tensors.batch, objective.timesteps(tensors.time_uniform));
   tensors.batch.first_row = batch.first_row;
   tensors.batch.first_position = batch.first_position;
   tensors.batch.global_batch = batch.global_size;
@@ -71,12 +86,24 @@ StepBatch slice_rows(const StepBatch& batch, int64_t first, int64_t size, at::De
   const auto slice = [&](const at::Tensor& tensor) {
     return tensor.narrow(0, first, size).to(device, /*non_blocking=*/true);
   };
+  const auto before = [&](const at::Tensor& halo, const at::Tensor& rows) {
+    if (!halo.defined()) return at::Tensor();
+    return (first == 0 ? halo : rows.narrow(0, first - 1, 1)).to(device, /*non_blocking=*/true);
+  };
   return {.x_0 = slice(batch.x_0),
           .noise = slice(batch.noise),
           .timesteps = slice(batch.timesteps),
           .input_noise = batch.input_noise.defined() ? slice(batch.input_noise) : at::Tensor(),
+          .halo_x_0 = before(batch.halo_x_0, batch.x_0),
+          .halo_noise = before(batch.halo_noise, batch.noise),
+          .halo_timesteps = before(batch.halo_timesteps, batch.timesteps),
           .conditioning = to_device(slice_rows(batch.conditioning, first, size), device),
           .first_position = batch.first_position + first};
+}
+
+at::Tensor targets_before(const Objective& objective, const StepBatch& batch, const at::Tensor& targets) {
+  const NoisedBatch halo = objective.add_noise(batch.halo_x_0, batch.halo_noise, batch.halo_timesteps);
+  return at::cat({halo.target, targets.narrow(0, 0, batch.size() - 1)});
 }
 
 at::Tensor timesteps_at(const Objective& objective, uint64_t seed, int64_t first, int64_t count) {

@@ -17,6 +17,9 @@ struct StepBatch {
   at::Tensor x_0, noise;     // (B, C, H, W) f32
   at::Tensor timesteps;      // (B) from Objective::timesteps
   at::Tensor input_noise{};  // noise of x_t instead of `noise`; undefined: the same
+  // The halo, for losses that compare samples, else undefined: the sample before the first row in the global
+  // batch, whose first one follows on its last. (1, C, H, W), (1, C, H, W), (1).
+  at::Tensor halo_x_0{}, halo_noise{}, halo_timesteps{};
   Conditioning conditioning{};
   int64_t first_position = 0;  // position of the first row in the stream of samples
   int64_t first_row = 0;       // where this rank's rows begin in the global batch
@@ -27,19 +30,22 @@ struct StepBatch {
   // Visits every defined tensor in a fixed order.
   template <class Visitor>
   void visit(Visitor&& visitor) {
-    for (at::Tensor* tensor : {&x_0, &noise, &timesteps, &input_noise})
+    for (at::Tensor* tensor :
+         {&x_0, &noise, &timesteps, &input_noise, &halo_x_0, &halo_noise, &halo_timesteps})
       if (tensor->defined()) visitor(*tensor);
     conditioning.visit(visitor);
   }
 };
 // Makes the tensors of a batch of this shape, each with `make`. The caller computes timesteps from
-// `time_uniform` with the objective, and sets host_offsets of captions.
+// `time_uniform` with the objective, hands them to set_timesteps(), and sets host_offsets of captions.
 using ArrayMaker = std::function<at::Tensor(BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype)>;
 struct BatchTensors {
   StepBatch batch{};
-  at::Tensor time_uniform{};  // (B) f64
+  at::Tensor time_uniform{};  // (B) f64; with a halo (B + 1)
 };
 BatchTensors batch_tensors(const BatchShape& shape, const ArrayMaker& make);
+// Sets the timesteps of the rows, and that of the halo, which is the last one if there is a halo.
+void set_timesteps(StepBatch& batch, const at::Tensor& timesteps);
 
 // Returns views of the loader's arrays. `batch` must outlive the result.
 StepBatch as_tensors(const Batch& batch, const Objective& objective);
@@ -47,8 +53,12 @@ StepBatch as_tensors(const Batch& batch, const Objective& objective);
 // Copies the batch to pinned memory, so that the host does not wait until the device has read it.
 StepBatch pinned(StepBatch batch);
 
-// Returns rows [first, first + size) as a batch of their own, on `device`.
+// Returns rows [first, first + size) as a batch of their own, on `device`. Its halo is the row before them.
 StepBatch slice_rows(const StepBatch& batch, int64_t first, int64_t size, at::Device device);
+
+// Returns of each row the target of the sample before it in the global batch, (B, C, H, W). `targets` are
+// those of the rows. REQUIRES: the batch has a halo.
+at::Tensor targets_before(const Objective& objective, const StepBatch& batch, const at::Tensor& targets);
 
 // Returns the timesteps (count) of the samples at positions [first, first + count) of the global stream, as
 // the loaders of all ranks draw them.

@@ -223,6 +223,7 @@ BatchOptions batch_options_of(const TrainOptions& options) {
           .flip = options.data.flip,
           .offset_noise = options.objective.offset_noise,
           .input_perturbation = options.objective.input_perturbation,
+          .has_halo = options.objective.contrastive_weight > 0,
           .num_threads = static_cast<int>(options.data.loader_threads),
           .prefetch = options.data.prefetch};
 }

@@ -246,6 +246,35 @@ TEST(Objective, MinSnrWeightsAgreeAcrossParameterisations) {
   }
 }
 
+// Stoica et al. 2025: the distance from the own target less lambda times that from another sample's.
+TEST(Objective, ContrastiveFlowIsTheDifferenceOfTwoDistances) {
+  for (const char* weighting : {"none", "cosmap"}) {
+    json config = {{"type", "flow"}, {"weighting", weighting}};
+    const auto plain = make_objective(config);
+    config["contrastive_lambda"] = 0.25;
+    const auto contrastive = make_objective(config);
+    EXPECT_FALSE(plain->compares_samples());
+    EXPECT_TRUE(contrastive->compares_samples());
+    const Drawn drawn = draw(3, 4, false);
+    const at::Tensor t = at::tensor({0.1f, 0.4f, 0.9f});
+    NoisedBatch noised = contrastive->add_noise(drawn.x_0, drawn.noise, t);
+    const auto loss_to = [&](const at::Tensor& target) {
+      NoisedBatch other = noised;
+      other.target = target;
+      return plain->loss(drawn.prediction, drawn.x_0, drawn.noise, other).loss;
+    };
+    const LossTerms held_out = contrastive->loss(drawn.prediction, drawn.x_0, drawn.noise, noised);
+    EXPECT_TRUE(at::equal(held_out.loss, loss_to(noised.target))) << "without another sample";
+    noised.other_target = noised.target.roll(1, 0);
+    const LossTerms terms = contrastive->loss(drawn.prediction, drawn.x_0, drawn.noise, noised);
+    EXPECT_EQ(contrastive->term_names(), std::vector<std::string>({"mse", "contrastive"}));
+    ASSERT_EQ(terms.terms.size(), 2u);
+    EXPECT_TRUE(at::allclose(terms.loss, loss_to(noised.target) - 0.25 * loss_to(noised.other_target)));
+    EXPECT_TRUE(
+        at::allclose(terms.terms[1], (drawn.prediction - noised.other_target).square().flatten(1).mean(1)));
+  }
+}
+
 TEST(Objective, BadOptionsAreNamed) {
   EXPECT_THAT(message_of([] { objective_config("edm"); }),
               HasSubstr("iddpm, epsilon, v_prediction, x_0, flow"));
@@ -259,6 +288,10 @@ TEST(Objective, BadOptionsAreNamed) {
               }),
               HasSubstr("weighting"));
   EXPECT_THAT(message_of([] { make_objective({{"type", "flow"}, {"shift", -1}}); }), HasSubstr("shift"));
+  EXPECT_THAT(message_of([] {
+                make_objective({{"type", "flow"}, {"contrastive_lambda", 1}});
+              }),
+              HasSubstr("contrastive_lambda from 0 to below 1, got 1"));
   EXPECT_THAT(
       message_of([] {
         make_objective({{"type", "ddpm"}, {"num_train_timesteps", 10}, {"trained_betas", {0.1, 0.2}}});

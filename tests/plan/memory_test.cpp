@@ -36,10 +36,10 @@ StepMemory measured_step(const TrainOptions& options, const DataShape& data) {
   const Training training = build_training(options, data, at::kCPU);
   Batch batch;
   batch.shape = batch_shape(batch_options_of(options), data, data.largest(), options.global_batch);
-  const auto pixels = static_cast<size_t>(batch.size() * batch.shape.sample_elements());
+  const auto pixels = static_cast<size_t>(batch.size_with_halo() * batch.shape.sample_elements());
   batch.x_0.assign(pixels, 0.5f);
   batch.noise.assign(pixels, -0.25f);
-  batch.time_uniform.assign(batch.size(), 0.5);
+  batch.time_uniform.assign(batch.size_with_halo(), 0.5);
   batch.class_labels.assign(batch.size(), 1);
   training.step->run(as_tensors(batch, *training.objective), options.lr.peak);
 
@@ -75,6 +75,7 @@ std::vector<MemoryCase> short_list() {
       {"DiT-S/8", {{"depth", 3}, {"compute-dtype", "bf16"}, {"recompute", "all"}, {"global-batch", 9}}},
       {"DiT-B/4", {{"depth", 2}, {"compute-dtype", "bf16"}, {"global-batch", 6}}},
       {"DiT-B/2", {{"depth", 2}, {"recompute", "embed,1"}, {"objective", "flow"}}},
+      {"DiT-S/8", {{"depth", 2}, {"micro-batch", 3}, {"objective", "flow"}, {"contrastive-weight", 0.05}}},
   };
 }
 

@@ -366,6 +366,24 @@ TEST(Plan, OnlyStepsHaveNoiseOfInputs) {
             plain["validation"].bytes.host - plain["steady step"].bytes.host);
 }
 
+// A batch of a step has a sample more where losses compare samples; a validation compares none.
+TEST(Plan, OnlyStepsHaveAHalo) {
+  PlanOptions options = small_plan();
+  options.train.objective.name = "flow";
+  options.train.validation.data = "a store";
+  const auto phases_of = [&](double weight) {
+    options.train.objective.contrastive_weight = weight;
+    std::map<std::string, PhasePlan> phases;
+    for (const PhasePlan& phase : make_plan(options).phases) phases[phase.name] = phase;
+    return phases;
+  };
+  auto plain = phases_of(0), contrastive = phases_of(0.05);
+  EXPECT_EQ(contrastive["validation"].live_bytes, plain["validation"].live_bytes);
+  const int64_t more = contrastive["steady step"].bytes.host - plain["steady step"].bytes.host;
+  EXPECT_GT(more, 0);
+  EXPECT_EQ(contrastive["validation"].bytes.host - plain["validation"].bytes.host, more);
+}
+
 TEST(Plan, AdvisesWithTheOptionToChange) {
   PlanOptions good = small_plan();
   good.train.data.loader_threads = 4;

@@ -239,6 +239,27 @@ def test_flow(conformance, config, out_channels):
         assert torch.equal(got["model_t"], want_t)
 
 
+@pytest.mark.parametrize("negative", [None, [2, 0, 3, 3]], ids=["the sample before", "named samples"])
+@pytest.mark.parametrize("weighting", ["none", "cosmap"])
+def test_contrastive_flow(conformance, weighting, negative):
+    """Stoica et al. 2025: a sample's distance from its own target, less lambda times that from another's."""
+    inputs = batch([0, 1, 2, 3], out_channels=4)
+    inputs["u"] = torch.tensor([0.05, 0.3, 0.6, 0.95])
+    if negative:
+        inputs["negative"] = torch.tensor(negative)
+    output = inputs["model_output"].double().requires_grad_(True)
+    target = (inputs["noise"] - inputs["x_start"]).double()
+    other = target[negative] if negative else target.roll(1, 0)
+    mse, contrastive = images_mean((output - target) ** 2), images_mean((output - other) ** 2)
+    loss = (mse - 0.3 * contrastive) * compute_loss_weighting_for_sd3(weighting, inputs["u"].double())
+    gradient, = torch.autograd.grad(loss.mean(), output)
+    got = conformance("loss", config=dict(type="flow", weighting=weighting, contrastive_lambda=0.3), inputs=inputs)
+    for name, want in dict(mse=mse, contrastive=contrastive, loss=loss, grad_model_output=gradient).items():
+        assert_close(got[name], want, GRADIENT if name.startswith("grad") else LOSS)
+    plain = conformance("loss", config=dict(type="flow", contrastive_lambda=0), inputs=inputs)
+    assert "contrastive" not in plain and torch.equal(plain["loss"], got["mse"])
+
+
 @pytest.mark.parametrize("shift", [1.0, 2.0, 3.0, 4.5])
 def test_sana_table_truncates_as_sana_does(conformance, shift):
     """Every timestep: some levels are whole timesteps up to one rounding error."""
@@ -263,6 +284,7 @@ def test_sana_table_truncates_as_sana_does(conformance, shift):
     (dict(type="ddpm", snr_gamma=-1), "snr_gamma"),
     (dict(type="flow", mode="rectified"), "mode"),
     (dict(type="flow", shift=0), "shift"),
+    (dict(type="flow", contrastive_lambda=1), "contrastive_lambda"),
     (dict(type="ddpm", trained_betas="linear"), "expected trained_betas to be a list of numbers"),
 ])
 def test_bad_configs_are_named(conformance, config, message):
@@ -276,6 +298,9 @@ def test_bad_inputs_are_named(conformance):
     assert "fractions" in conformance("loss", config=config, inputs=batch([1.0, 2.5]), expect_error=True)
     assert "at least one sample" in conformance("loss", config=config, inputs=batch(torch.zeros(0, dtype=torch.int64)),
                                                 expect_error=True)
+    far = batch([1, 2], out_channels=4) | dict(u=torch.rand(2), negative=torch.tensor([0, 2]))
+    contrastive = dict(type="flow", contrastive_lambda=0.1)
+    assert "negative in 0..1" in conformance("loss", config=contrastive, inputs=far, expect_error=True)
     missing = batch([1, 2])
     del missing["noise"]
     assert "noise" in conformance("loss", config=config, inputs=missing, expect_error=True)

@@ -155,6 +155,36 @@ def test_losses_between_two_log_lines_survive(tmp_path):
     assert terms[whole] == {step: of_step for step, of_step in terms[cut].items() if step != 13}
 
 
+CONTRASTIVE = ("--objective", "flow", "--contrastive-weight", 0.05)
+
+
+def test_a_contrastive_run_goes_on_with_the_same_partners(tmp_path):
+    """The same bits after a resume; with several ranks, the same losses but for rounding."""
+    for name, steps in (("whole", [9]), ("cut", [4, 9])):
+        (tmp_path / name).mkdir()
+        for last in steps:
+            assert train(tmp_path / name, last, *CONTRASTIVE).returncode == 0
+    whole = tmp_path / "whole"
+    assert checkpoint(tmp_path / "cut", 9) == checkpoint(whole, 9)
+    assert losses(tmp_path / "cut") == losses(whole)
+    terms = [line["loss_by_term"] for line in log_lines(whole)]
+    assert all(abs(of_step["mse"] - 0.05 * of_step["contrastive"] - line[2]) < 1e-5
+               for of_step, line in zip(terms, losses(whole), strict=True))
+    (ranks := tmp_path / "ranks").mkdir()
+    assert train(ranks, 9, *CONTRASTIVE, "--nproc", 3, "--micro-batch", 1).returncode == 0
+    for one, three in zip(losses(whole), losses(ranks), strict=True):
+        assert math.isclose(one[2], three[2], rel_tol=1e-4), one[0]
+    assert json.loads((whole / "config.json").read_text())["objective"]["contrastive_lambda"] == 0.05
+    changed = train(whole, 12, *CONTRASTIVE[:2], "--contrastive-weight", 0.1)
+    assert changed.returncode != 0 and "--contrastive-weight (0.05 -> 0.1)" in changed.stderr
+
+
+def test_contrastive_flow_matching_is_for_flows(tmp_path):
+    result = train(tmp_path, 2, "--objective", "iddpm", "--contrastive-weight", 0.05)
+    assert result.returncode != 0 and "--contrastive-weight has no effect with --objective iddpm" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
 def test_changed_options_are_refused_by_name(uninterrupted):
     for option, value in [("--lr", 2e-3), ("--seed", 12), ("--global-batch", 12), ("--depth", 3), ("--objective", "flow"),
                           ("--ema-decay", 0.99), ("--weight-decay", 0.1)]:

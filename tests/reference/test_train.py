@@ -144,6 +144,42 @@ def test_terms_of_a_step_equal_the_reference(conformance):
     assert torch.allclose(got["mse"] + got["vb"], got["losses"], rtol=1e-6)
 
 
+@pytest.mark.parametrize("micro", [6, 2, 1])
+def test_contrastive_steps_equal_torch(conformance, micro):
+    """However the global batch is cut: a sample is compared with the one before it in the whole."""
+    steps, weight = 5, 0.3
+    model_config = CONFIG | dict(learn_sigma=False)
+    model = randomise_(DiT(**model_config), scale=0.5)
+    start = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    batches = recording(steps, batch=6)
+    del batches["t"]
+    batches["u"] = torch.rand(steps, 6, generator=torch.Generator().manual_seed(4))
+    cut = {key: tensor.reshape(-1, micro, *tensor.shape[2:]) for key, tensor in batches.items()}
+    got = conformance("train", model="dit", model_config=model_config, weights=start, batches_file=cut,
+                      config=dict(loss=dict(type="flow", contrastive_lambda=weight), grad_accum=6 // micro,
+                                  optimizer=dict(type="adamw", lr=1e-3, weight_decay=0.01)))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
+    wanted = dict(losses=[], grad_norms=[], mse=[], contrastive=[])
+    for step in range(steps):
+        x, noise, u = (batches[key][step] for key in ("x_start", "noise", "u"))
+        label = torch.where(batches["drop"][step] == 1, 10, batches["y"][step])
+        sigma, target = u.view(-1, 1, 1, 1), noise - x
+        velocity = model((1 - sigma) * x + sigma * noise, 1000 * u, label)
+        mse, contrastive = ((velocity - target) ** 2).mean(), ((velocity - target.roll(1, 0)) ** 2).mean()
+        loss = mse - weight * contrastive
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf"))
+        optimizer.step()
+        for name, value in zip(wanted, (loss, norm, mse, contrastive)):
+            wanted[name].append(value.item())
+    for name, values in wanted.items():
+        assert torch.allclose(got[name], torch.tensor(values), rtol=1e-3), name
+    trained = {key: p.detach() for key, p in model.named_parameters() if p.requires_grad}
+    assert_moved_alike({key: got["param." + key] for key in trained}, trained, start, tolerance=1e-2)
+
+
 def test_cutting_a_batch_into_micro_batches_changes_nothing(conformance):
     model = randomise_(DiT(**CONFIG), scale=0.5)
     batches = recording(8, batch=8)

@@ -69,6 +69,17 @@ TEST(StepGraphs, NoiseOfTheInputIsThatOfEachBatch) {
   EXPECT_EQ(recording.captures, 1);
 }
 
+TEST(StepGraphs, HalosAreThoseOfEachMicroBatch) {
+  test::TinyOptions options;
+  options.objective = "flow";
+  options.contrastive_weight = 0.3;
+  options.micro_batch = 2;
+  const std::vector<int64_t> batches(4, 6);
+  Recording recording;
+  expect_equal(run(options, recording.options(), batches), run(options, std::nullopt, batches));
+  EXPECT_EQ(recording.captures, 3);
+}
+
 // A loss scale is part of what is recorded.
 TEST(StepGraphs, ALossScaleThatChangesIsRecordedAgain) {
   test::TinyOptions options;

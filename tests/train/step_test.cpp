@@ -122,6 +122,54 @@ TEST(Step, TermsAreMeansOverMicroBatchesAndRanks) {
       });
 }
 
+std::vector<at::Tensor> weight_grads_of(const TinyTraining& tiny) {
+  std::vector<at::Tensor> grads;
+  for (const auto& segment : tiny.state->segments)
+    for (const at::Tensor& grad : segment.grad_views) grads.push_back(grad.flatten());
+  return grads;
+}
+
+// d(mean loss) / d(weights) of contrastive flow matching (Stoica et al. 2025) over the whole batch.
+at::Tensor plain_contrastive(const TinyTraining& tiny, const StepBatch& batch, double weight) {
+  at::AutoGradMode with_graph(true);
+  const at::Tensor sigma = batch.timesteps.view({-1, 1, 1, 1}), target = batch.noise - batch.x_0;
+  const at::Tensor prediction = tiny.denoiser->forward({.x_t = (1 - sigma) * batch.x_0 + sigma * batch.noise,
+                                                        .timesteps = 1000 * batch.timesteps,
+                                                        .conditioning = batch.conditioning});
+  const auto distance = [&](const at::Tensor& from) { return (prediction - from).square().mean(); };
+  std::vector<at::Tensor> leaves, grads;
+  for (const auto& segment : tiny.state->segments)
+    for (const auto& parameter : segment.parameters) leaves.push_back(parameter->value);
+  for (const at::Tensor& grad :
+       torch::autograd::grad({distance(target) - weight * distance(target.roll(1, 0))}, leaves))
+    grads.push_back(grad.flatten());
+  return at::cat(grads);
+}
+
+// Each sample is compared with the one before it in the global batch, whatever that is cut into.
+TEST(Step, ContrastiveLossesAreThoseOfTheGlobalBatch) {
+  const TinyOptions options{.accumulate_f32 = true, .objective = "flow", .contrastive_weight = 0.3};
+  const TinyTraining tiny(options);
+  const StepBatch batch = tiny.batch(7);
+  const at::Tensor expected = plain_contrastive(tiny, batch, 0.3);
+  const std::vector<double> losses = TinyTraining(options).step->run(batch, 0).losses;
+  for (const int64_t world_size : {1, 2, 3})
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      for (int64_t micro_batch = 0; micro_batch <= 7; ++micro_batch) {
+        TinyOptions cut = options;
+        cut.micro_batch = micro_batch;
+        cut.group = group;
+        const TinyTraining run(cut);
+        const StepResult result = run.step->run(test::rows_of(batch, *group), 0);
+        EXPECT_LE(test::worst_relative(result.losses, losses), 1e-5);
+        EXPECT_NEAR(result.terms.at(0) - 0.3 * result.terms.at(1), result.loss, 1e-5);
+        const at::Tensor grads = at::cat(weight_grads_of(run));
+        EXPECT_LE((grads - expected).norm().item<double>(), 1e-5 * expected.norm().item<double>())
+            << world_size << " ranks, micro-batches of " << micro_batch;
+      }
+    });
+}
+
 TEST(Step, NonFiniteLossMovesNothing) {
   TinyTraining tiny({});
   tiny.step->run(tiny.batch(4, 0), 1e-3);

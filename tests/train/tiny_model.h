@@ -25,7 +25,8 @@ struct TinyOptions {
   std::vector<double> ema_decays = {0.9};
   std::vector<MemoryChoice> memory{};
   std::string objective = "iddpm";
-  bool has_skips = false;  // another tiny model (skip_model.h), for objectives that do not learn sigma
+  double contrastive_weight = 0;  // of flow
+  bool has_skips = false;         // another tiny model (skip_model.h), for objectives that do not learn sigma
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
   ZeroOptions zero{};
   Placement placement = Placement::kDevice, weight_placement = Placement::kDevice;
@@ -40,8 +41,7 @@ struct TinyOptions {
 
 struct TinyTraining {
   explicit TinyTraining(const TinyOptions& options)
-      : objective(make_objective(objective_config(options.objective))),
-        optimizer(make_optimizer(options.optimizer_config)) {
+      : objective(objective_of(options)), optimizer(make_optimizer(options.optimizer_config)) {
     at::set_num_threads(1);  // tiny tensors: threads would only wait for each other
     const nlohmann::json config = {{"input_size", 8},
                                    {"patch_size", 2},
@@ -88,10 +88,16 @@ struct TinyTraining {
   // Random rows; t = 0 is left out, whose likelihood term is ill-conditioned in f32.
   StepBatch batch(int64_t size, uint64_t seed = 0) const {
     at::Generator generator = at::detail::createCPUGenerator(seed);
-    return {.x_0 = at::randn({size, 4, 8, 8}, generator),
-            .noise = at::randn({size, 4, 8, 8}, generator),
-            .timesteps = at::randint(1, 1000, {size}, generator, at::kLong),
-            .conditioning = {.class_labels = at::randint(0, 6, {size}, generator, at::kLong)}};
+    StepBatch drawn{.x_0 = at::randn({size, 4, 8, 8}, generator),
+                    .noise = at::randn({size, 4, 8, 8}, generator),
+                    .timesteps = at::randint(1, 1000, {size}, generator, at::kLong),
+                    .conditioning = {.class_labels = at::randint(0, 6, {size}, generator, at::kLong)}};
+    if (!objective->compares_samples()) return drawn;
+    drawn.timesteps = drawn.timesteps.to(at::kFloat) / 1000;  // a flow's
+    drawn.halo_x_0 = drawn.x_0.narrow(0, size - 1, 1);
+    drawn.halo_noise = drawn.noise.narrow(0, size - 1, 1);
+    drawn.halo_timesteps = drawn.timesteps.narrow(0, size - 1, 1);
+    return drawn;
   }
 
   std::unique_ptr<Denoiser> denoiser;
@@ -99,18 +105,22 @@ struct TinyTraining {
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<TrainingState> state;
   std::unique_ptr<TrainStep> step;
+
+ private:
+  static std::unique_ptr<Objective> objective_of(const TinyOptions& options) {
+    nlohmann::json config = objective_config(options.objective);
+    if (options.contrastive_weight > 0) config["contrastive_lambda"] = options.contrastive_weight;
+    return make_objective(config);
+  }
 };
 
 // The rows of a global batch that are this rank's.
 inline StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
   const RowRange rows = rank_rows(global.size(), group.rank(), group.world_size());
-  const auto slice = [&](const at::Tensor& tensor) { return tensor.narrow(0, rows.first, rows.count); };
-  return {.x_0 = slice(global.x_0),
-          .noise = slice(global.noise),
-          .timesteps = slice(global.timesteps),
-          .conditioning = slice_rows(global.conditioning, rows.first, rows.count),
-          .first_row = rows.first,
-          .global_batch = global.size()};
+  StepBatch mine = slice_rows(global, rows.first, rows.count, global.x_0.device());
+  mine.first_row = rows.first;
+  mine.global_batch = global.size();
+  return mine;
 }
 
 // The worst difference as a share of b[i]; both have as many numbers.

@@ -146,6 +146,20 @@ TEST(TrainOptions, SettingsWithoutEffectAreRefused) {
   EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--snr-gamma has no effect")));
 }
 
+TEST(TrainOptions, ContrastiveFlowMatchingNeedsAFlowAndTwoSamples) {
+  TrainOptions options = usable_options();
+  options.objective.contrastive_weight = 0.05;
+  EXPECT_THAT(test::message_of([&] { validate(options); }), HasSubstr("--contrastive-weight has no effect"));
+  options.objective.name = "flow";
+  EXPECT_NO_THROW(validate(options));
+  EXPECT_EQ(objective_config_of(options.objective).at("contrastive_lambda"), 0.05);
+  options.global_batch = 1;
+  EXPECT_THAT(test::message_of([&] { validate(options); }), HasSubstr("give --global-batch 2 or more"));
+  options.objective.contrastive_weight = 1;
+  EXPECT_THAT(test::message_of([&] { validate(options); }),
+              HasSubstr("--contrastive-weight expects 0 or more, below 1, got 1"));
+}
+
 TEST(TrainOptions, EveryRecipeIsValid) {
   int64_t num_recipes = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(KILN_SOURCE_DIR "/recipes")) {

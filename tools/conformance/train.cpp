@@ -54,7 +54,7 @@ class RecordedBatches {
  public:
   RecordedBatches(const std::string& path, const DenoiserShape& shape, const RecordedObjective& loss,
                   int64_t grad_accum)
-      : inputs_(path), grad_accum_(grad_accum) {
+      : inputs_(path), grad_accum_(grad_accum), has_halo_(loss.objective->compares_samples()) {
     x_0_ = inputs_.get("x_start", {-1, -1, shape.in_channels, -1, -1});
     noise_ = inputs_.get("noise", x_0_.sizes());
     if (inputs_.has("input_noise")) input_noise_ = inputs_.get("input_noise", x_0_.sizes());
@@ -75,16 +75,23 @@ class RecordedBatches {
   // This rank's rows of a step.
   StepBatch at(int64_t step, const ProcessGroup& group) const {
     const RowRange range = rank_rows(global_batch(), group.rank(), group.world_size());
+    const auto some = [&](const at::Tensor& recorded, int64_t first, int64_t count) {
+      return recorded.narrow(0, step * grad_accum_, grad_accum_).flatten(0, 1).narrow(0, first, count);
+    };
     const auto rows = [&](const at::Tensor& recorded) {
-      return recorded.defined() ? recorded.narrow(0, step * grad_accum_, grad_accum_)
-                                      .flatten(0, 1)
-                                      .narrow(0, range.first, range.count)
-                                : recorded;
+      return recorded.defined() ? some(recorded, range.first, range.count) : recorded;
+    };
+    const auto row_before = [&](const at::Tensor& recorded) {
+      const int64_t row = (range.first + global_batch() - 1) % global_batch();
+      return has_halo_ ? some(recorded, row, 1) : at::Tensor();
     };
     return {.x_0 = rows(x_0_),
             .noise = rows(noise_),
             .timesteps = rows(timesteps_),
             .input_noise = rows(input_noise_),
+            .halo_x_0 = row_before(x_0_),
+            .halo_noise = row_before(noise_),
+            .halo_timesteps = row_before(timesteps_),
             .conditioning = slice_rows(conditioning_, step * global_batch() + range.first, range.count),
             .first_row = range.first,
             .global_batch = global_batch()};
@@ -93,6 +100,7 @@ class RecordedBatches {
  private:
   Inputs inputs_;
   int64_t grad_accum_;
+  bool has_halo_;
   at::Tensor x_0_, noise_, input_noise_, timesteps_;
   Conditioning conditioning_;
 };

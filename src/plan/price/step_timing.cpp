@@ -37,7 +37,7 @@ StepBatch random_batch(const TrainOptions& options, DataShape data, const Object
     }
   };
   BatchTensors made = dry_batch(batch_options_of(options), data, options.global_batch, draw);
-  made.batch.timesteps = objective.timesteps(made.time_uniform);
+  set_timesteps(made.batch, objective.timesteps(made.time_uniform));
   return made.batch;
 }
 

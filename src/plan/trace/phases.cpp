@@ -102,7 +102,7 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
   const Training training = build_training(options, data, at::kMeta, group);
   const auto batch_of = [&](int64_t rows) {
     BatchTensors made = batch_on_meta(data, rows);
-    made.batch.timesteps = training.objective->timesteps(std::exchange(made.time_uniform, {}));
+    set_timesteps(made.batch, training.objective->timesteps(std::exchange(made.time_uniform, {})));
     return made.batch;
   };
   forward_losses(training, batch_of(1));  // makes the objective's tables, which stay

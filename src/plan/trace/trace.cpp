@@ -169,7 +169,8 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
     // On a GPU's host the timesteps are there before the step and cost the device nothing.
     const at::Tensor timesteps = training.objective->timesteps(made.time_uniform);
     if (device == DryRunDevice::kCuda)
-      made.batch.timesteps = loader_array("timesteps", timesteps.sizes(), timesteps.scalar_type(), device);
+      set_timesteps(made.batch,
+                    loader_array("timesteps", timesteps.sizes(), timesteps.scalar_type(), device));
   }
 
   StepTrace trace;
@@ -179,7 +180,8 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
     recorder.register_state(*training.state);
     const MetaAllocationScope scope(recorder);
     const EngineSumsInPlace sums;
-    if (device == DryRunDevice::kCpu) made.batch.timesteps = training.objective->timesteps(made.time_uniform);
+    if (device == DryRunDevice::kCpu)
+      set_timesteps(made.batch, training.objective->timesteps(made.time_uniform));
     ops.take();  // drops those of the loader
     group->observe(&recorder);
     training.step->observe(&recorder);
