@@ -17,6 +17,9 @@ struct NoisedBatch {
   // (B, C, H, W) f32: another sample's target, for losses that compare samples. Undefined: such a loss leaves
   // out what it compares with others, as for held-out samples.
   at::Tensor other_target{};
+  // For losses with taps: the hidden tensors that Objective::taps() names, in that order, differentiable.
+  // Empty: such a loss leaves out what it makes of them, as for held-out samples.
+  std::vector<at::Tensor> taps{};
 };
 
 // Losses of samples.
@@ -42,6 +45,9 @@ class Objective {
   virtual bool learns_sigma() const = 0;
   // Returns true if the loss of a sample takes another sample's target too. A batch then needs a halo.
   virtual bool compares_samples() const { return false; }
+  // Returns the segments whose hidden output the loss takes besides the prediction, as indices into
+  // Denoiser::segments().
+  virtual std::vector<size_t> taps() const { return {}; }
 };
 
 // config: {"type": "iddpm" | "ddpm" | "flow", ...}. docs/objectives.md lists the keys of each type. Throws

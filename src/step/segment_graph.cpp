@@ -93,8 +93,27 @@ Edges edges_of(State& state) {
   return edges;
 }
 
-std::vector<at::Tensor> gradient_of(const at::Tensor& scalar, const at::Tensor& leaf) {
-  return torch::autograd::grad({scalar}, {leaf});
+void Taps::keep(size_t segment, const State& output) {
+  for (size_t i = 0; i < segments_.size(); ++i)
+    if (segments_[i] == segment) kept_[i] = output.hidden.detach().set_requires_grad(true);
+}
+
+std::vector<at::Tensor> Taps::prediction_grad(const at::Tensor& scalar, const at::Tensor& prediction) {
+  std::vector<at::Tensor> leaves = {prediction};
+  leaves.insert(leaves.end(), kept_.begin(), kept_.end());
+  std::vector<at::Tensor> grads = torch::autograd::grad({scalar}, leaves);
+  kept_.assign(std::make_move_iterator(grads.begin() + 1), std::make_move_iterator(grads.end()));
+  grads.resize(1);
+  return grads;
+}
+
+void Taps::add_gradient(size_t segment, std::vector<at::Tensor>& output_grads) {
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    if (segments_[i] != segment) continue;
+    at::Tensor& hidden = output_grads.front();
+    hidden = hidden.defined() ? hidden + kept_[i] : kept_[i];
+    kept_[i].reset();
+  }
 }
 
 SegmentGradients backward_through(Edges outputs, std::vector<at::Tensor> output_grads,

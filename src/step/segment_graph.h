@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 
+#include <utility>
 #include <vector>
 
 #include "models/model.h"
@@ -38,9 +39,25 @@ class SkipGradients {
 using Edges = std::vector<torch::autograd::Edge>;
 Edges edges_of(State& state);
 
-// Returns the gradient of a scalar with respect to one leaf, as a list of one entry: the output gradients of
-// a segment.
-std::vector<at::Tensor> gradient_of(const at::Tensor& scalar, const at::Tensor& leaf);
+// Carries hidden outputs of segments to a loss that takes them, and their gradients back.
+class Taps {
+ public:
+  explicit Taps(std::vector<size_t> segments) : segments_(std::move(segments)), kept_(segments_.size()) {}
+
+  // Keeps the hidden output of a segment that is tapped, cut from its graph.
+  void keep(size_t segment, const State& output);
+  const std::vector<at::Tensor>& kept() const { return kept_; }
+  // Returns the gradient of a scalar by the prediction, as a list of one entry: the output gradients of the
+  // last segment. Keeps the scalar's gradients by the kept outputs in place of these.
+  std::vector<at::Tensor> prediction_grad(const at::Tensor& scalar, const at::Tensor& prediction);
+  // Adds the kept gradient of a segment that is tapped to the first of its output gradients, that of
+  // `hidden`.
+  void add_gradient(size_t segment, std::vector<at::Tensor>& output_grads);
+
+ private:
+  std::vector<size_t> segments_;
+  std::vector<at::Tensor> kept_;  // one for each of the segments
+};
 
 struct SegmentGradients {
   std::vector<at::Tensor> weights;  // one per parameter

@@ -32,6 +32,9 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
   if (options_.memory.size() != num_segments)
     fail("step", "expected a memory choice for each of {} segments, got {}", num_segments,
          options_.memory.size());
+  for (const size_t tap : objective.taps())
+    if (tap >= num_segments)
+      fail("step", "expected a loss that taps one of {} segments, got {}", num_segments, tap);
   if (has_host_behind(options_.device)) offload_.emplace(options_.device, num_segments);
   if (!options_.graphs) return;
   const auto work = [this](const WalkInput& input) {
@@ -99,6 +102,7 @@ struct TrainStep::Walk {
   std::vector<Edges> outputs;  // of each segment that has a graph
   std::vector<bool> trains;    // per segment: whether its weights or inputs need a gradient
   SkipGradients skip_grads{};
+  Taps taps;
 };
 
 std::vector<at::Tensor*> graph_tensors(TrainStep::WalkInput& input) {
@@ -150,7 +154,8 @@ TrainStep::Walk TrainStep::begin_walk(const MicroStep& micro) const {
             .input = {},
             .inputs = std::vector<State>(num_segments),
             .outputs = std::vector<Edges>(num_segments),
-            .trains = std::vector<bool>(num_segments)};
+            .trains = std::vector<bool>(num_segments),
+            .taps = Taps(objective_.taps())};
   if (batch.input_noise.defined())  // the target stays as it is
     walk.noised.x_t = objective_.add_noise(batch.x_0, batch.input_noise, batch.timesteps).x_t;
   if (objective_.compares_samples())
@@ -189,6 +194,7 @@ State TrainStep::forward(Walk& walk) {
     else
       mark_trained(input, state, has_weights);
     skips.leave(state, segments[i]->skips());
+    walk.taps.keep(i, state);
     if (is_stored) {
       input.hidden.reset();
       offload_->release(i);
@@ -200,8 +206,7 @@ State TrainStep::forward(Walk& walk) {
 }
 
 // Adds the loss of a micro-batch to `losses`. Returns its gradient, scaled for the global batch.
-std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const Walk& walk,
-                                                   SampleLosses& losses) {
+std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, Walk& walk, SampleLosses& losses) {
   const PhaseScope phase(observer_, StepPhase::kLoss);
   at::AutoGradMode with_graph(true);
   const MicroStep& micro = walk.micro;
@@ -209,11 +214,13 @@ std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const Walk
   if (waits_on_host(last)) offload_->fetch(last);
   at::Tensor prediction = hidden.detach().set_requires_grad(true);
   hidden.reset();
-  const LossTerms loss = objective_.loss(prediction, micro.batch.x_0, micro.batch.noise, walk.noised);
+  NoisedBatch noised = walk.noised;
+  noised.taps = walk.taps.kept();
+  const LossTerms loss = objective_.loss(prediction, micro.batch.x_0, micro.batch.noise, noised);
   if (!micro.is_filler) losses.add(loss);
   const double scale =
       micro.is_filler ? 0 : state_.loss_scaler.scale() / static_cast<double>(micro.global_batch);
-  return gradient_of(loss.loss.sum() * scale, prediction);
+  return walk.taps.prediction_grad(loss.loss.sum() * scale, prediction);
 }
 
 // `grads` belong to the last segment's outputs. Stops where no earlier segment is trained.
@@ -225,6 +232,7 @@ void TrainStep::backward(Walk& walk, std::vector<at::Tensor> grads) {
     {
       const PhaseScope phase = announce(StepPhase::kBackward, i);
       if (i > 0 && waits_on_host(i - 1) && walk.trains[i - 1]) offload_->fetch(i - 1);
+      walk.taps.add_gradient(i, grads);
       backward_segment(walk, i, grads);
       rank_.release(i);
     }

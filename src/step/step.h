@@ -79,7 +79,7 @@ class TrainStep {
   void accumulate_gradients(const MicroStep& micro, SampleLosses& losses);
   Walk begin_walk(const MicroStep& micro) const;
   State forward(Walk& walk);
-  std::vector<at::Tensor> prediction_grad(at::Tensor hidden, const Walk& walk, SampleLosses& losses);
+  std::vector<at::Tensor> prediction_grad(at::Tensor hidden, Walk& walk, SampleLosses& losses);
   void backward(Walk& walk, std::vector<at::Tensor> grads);
   void run_again(Walk& walk, size_t segment);
   void backward_segment(Walk& walk, size_t segment, std::vector<at::Tensor>& grads);

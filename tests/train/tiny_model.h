@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 
 #include "core/aten.h"
@@ -25,8 +26,9 @@ struct TinyOptions {
   std::vector<double> ema_decays = {0.9};
   std::vector<MemoryChoice> memory{};
   std::string objective = "iddpm";
-  double contrastive_weight = 0;  // of flow
-  bool has_skips = false;         // another tiny model (skip_model.h), for objectives that do not learn sigma
+  double contrastive_weight = 0;                                 // of flow
+  std::function<std::unique_ptr<Objective>()> make_objective{};  // a test's own, instead
+  bool has_skips = false;  // another tiny model (skip_model.h), for objectives that do not learn sigma
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
   ZeroOptions zero{};
   Placement placement = Placement::kDevice, weight_placement = Placement::kDevice;
@@ -108,9 +110,10 @@ struct TinyTraining {
 
  private:
   static std::unique_ptr<Objective> objective_of(const TinyOptions& options) {
+    if (options.make_objective) return options.make_objective();
     nlohmann::json config = objective_config(options.objective);
     if (options.contrastive_weight > 0) config["contrastive_lambda"] = options.contrastive_weight;
-    return make_objective(config);
+    return kiln::make_objective(config);
   }
 };
 
