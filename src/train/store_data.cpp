@@ -165,15 +165,15 @@ std::vector<SampleLane> split_of(double share, const Pictures& pictures, Split s
                   [&](int64_t id) { return pictures.images->records()[static_cast<size_t>(id)].name; });
 }
 
+Pictures open_validation_pictures(DataOptions held_out, const Pictures& trained, int64_t downsample) {
+  if (!trained.lanes) held_out.buckets.clear();
+  return open_pictures(held_out, held_out.path, downsample,
+                       trained.lanes ? trained.lanes->buckets() : std::vector<Bucket>(), "--validation-data");
+}
+
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch) {
   const double steps = epochs * static_cast<double>(samples) / static_cast<double>(global_batch);
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(steps * (1 - 1e-12))));
-}
-
-Pictures open_held_out_pictures(DataOptions data, const Pictures& trained, int64_t downsample) {
-  if (!trained.lanes) data.buckets.clear();
-  return open_pictures(data, data.path, downsample,
-                       trained.lanes ? trained.lanes->buckets() : std::vector<Bucket>(), "--validation-data");
 }
 
 namespace {
@@ -190,7 +190,6 @@ int64_t samples_of(const PictureData& data, double share, Split split) {
   return share > 0 ? samples_per_pass(split_of(share, pictures, split)) : pictures.lanes->num_places();
 }
 
-// Returns how many samples a split has, with a share of all held out; all of them if that is 0.
 int64_t samples_of(const DataSource& source, double share, Split split) {
   return std::visit([&](const auto& data) { return samples_of(data, share, split); }, source);
 }
@@ -203,17 +202,19 @@ int64_t samples_of(const TrainOptions& options) {
   return samples_of(source, options.validation.share, Split::kTraining);
 }
 
-int64_t validation_samples(const TrainOptions& options) {
-  const ValidationOptions& validation = options.validation;
-  if (validation.images > 0) return validation.images;
-  const DataOptions held_out = held_out_options(options.data, validation);
-  const DataSource source = source_of(held_out);
-  if (validation.share > 0 || !reads_pictures(source))
-    return samples_of(source, validation.share, Split::kHeldOut);
-  Pictures trained;  // read only where they matter: all their headers are
-  if (!options.data.buckets.empty() && reads_pictures(source_of(options.data)) && is_here(options.data))
+int64_t validation_samples(const TrainOptions& options, Pictures trained) {
+  if (options.validation.images > 0) return options.validation.images;
+  const double share = options.validation.share;
+  const DataSource source = source_of(held_out_options(options.data, options.validation));
+  const auto* pictures = std::get_if<PictureData>(&source);
+  if (!pictures) return samples_of(source, share, Split::kHeldOut);
+  const bool fits_to_trained =
+      !options.data.buckets.empty() && is_here(options.data) && reads_pictures(source_of(options.data));
+  if (!trained.lanes && (share > 0 || fits_to_trained))  // only then, because it reads all their headers
     trained = open_pictures(options.data, options.data.path, /*downsample=*/1);
-  return open_held_out_pictures(held_out, trained, /*downsample=*/1).lanes->num_places();
+  return share > 0
+             ? samples_per_pass(split_of(share, trained, Split::kHeldOut))
+             : open_validation_pictures(pictures->options, trained, /*downsample=*/1).lanes->num_places();
 }
 
 TrainOptions with_length(TrainOptions options, int64_t num_samples) {

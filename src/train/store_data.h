@@ -35,18 +35,18 @@ std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& option
 std::vector<SampleLane> split_of(double share, const FeatureStore& store, Split split);
 std::vector<SampleLane> split_of(double share, const Pictures& pictures, Split split);
 
-// Opens the pictures to validate on, which are not among those that are trained on, and fits them to the
-// sizes of these. If `trained` is null, as where --data is a store, they are fitted to the square. Throws as
-// open_pictures() does.
-Pictures open_held_out_pictures(DataOptions data, const Pictures& trained, int64_t downsample);
-// Returns how many samples a validation takes: --validation-images, or all that there are. Throws Error: no
-// data there.
-int64_t validation_samples(const TrainOptions& options);
+// Opens the pictures of --validation-data and fits them to the sizes of --data's pictures, `trained`. If
+// those are null, as where --data is a store, they are fitted to the square. `held_out`: held_out_options().
+// Throws as open_pictures() does.
+Pictures open_validation_pictures(DataOptions held_out, const Pictures& trained, int64_t downsample);
 
 // Returns the steps that `epochs` passes over `samples` take, rounded up.
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch);
 // Returns the samples of a pass over the data of the options; 0: endless. Throws Error: no data there.
 int64_t samples_of(const TrainOptions& options);
+// Returns how many samples a validation takes: --validation-images, or all that there are. `trained`:
+// --data's pictures, if they are open. Throws Error: no data there.
+int64_t validation_samples(const TrainOptions& options, Pictures trained = {});
 
 // Returns the options of a run without stages, with --epochs turned into --max-steps. `num_samples` is the
 // length of a pass; 0: that of the options' data. Throws Error: the data are endless.

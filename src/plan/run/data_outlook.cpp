@@ -11,6 +11,7 @@
 #include "core/units.h"
 #include "data/images/image_dataset.h"
 #include "plan/run/make_plan.h"
+#include "train/store_data.h"
 
 namespace kiln {
 
@@ -165,14 +166,14 @@ DataOutlook read_data_outlook(const PlanOptions& options) {
     add_pictures(options, outlook);
   else
     add_features(options, outlook);
-  const TrainOptions& train = options.train;
-  if (train.validation.images > 0 ||
-      (train.validation.is_on() && is_here(held_out_options(train.data, train.validation))))
-    outlook.validation_images = validation_samples(train);
+  const ValidationOptions& validation = options.train.validation;
+  if (validation.images > 0 ||
+      (validation.is_on() && is_here(held_out_options(options.train.data, validation))))
+    outlook.validation_images = validation_samples(options.train, outlook.pictures);
   // What was opened would count as memory of the process that plans its own run.
   outlook.pictures = {};
   outlook.text = outlook.captions = nullptr;
-  if (const std::string folder = train.data.folder(); !folder.empty()) {
+  if (const std::string folder = options.train.data.folder(); !folder.empty()) {
     const FileSystem files = file_system_of(folder);
     outlook.samples.file_system = files.name;
     outlook.samples.is_network = files.is_network;

@@ -239,7 +239,7 @@ DataDescription held_out(const PictureData& data, const DataDescription& like,
   made.pictures = like.pictures;
   made.captions = like.captions;
   if (validation.share == 0) {
-    made.pictures = open_held_out_pictures(data.options, like.pictures, downsample);
+    made.pictures = open_validation_pictures(data.options, like.pictures, downsample);
     if (like.captions) made.captions = captions_like(*like.captions, *made.pictures.images, path);
   }
   if (like.text && !like.captions)
