@@ -132,7 +132,7 @@ class OnDisk {
     FlatUnitOptions options{.compute_dtype = at::kBFloat16,
                             .moments = {{.name = "exp_avg"}, {.name = "exp_avg_sq"}},
                             .num_emas = 1,
-                            .placement = Placement::kNvme};
+                            .placement = {.optimizer = Placement::kNvme}};
     FlatLayout layout;
     layout.add("weights", {kUnitElements});
     options.nvme = nvme_ = std::make_shared<NvmeState>(

@@ -175,7 +175,8 @@ void validate_names(const TrainOptions& o) {
 }
 
 void validate_offload(const TrainOptions& o) {
-  const auto& [optimizer, params, nvme] = o.offload;
+  const Placement optimizer = o.offload.optimizer, params = o.offload.params;
+  const BlockStoreOptions& nvme = o.offload.nvme;
   if (o.compute.cuda_graph && (optimizer != Placement::kDevice || !o.memory.offload_activations.is_none()))
     fail("train", "--cuda-graph needs all state and activations on the GPU: leave out the offload options");
   if (o.offload.uses_disk() && nvme.folder.empty())

@@ -35,7 +35,7 @@ class CallScope {
 
 RankWork::RankWork(const Optimizer& optimizer, TrainingState& state, at::Device device,
                    EmaSchedule ema_schedule)
-    : state_(state), device_(device), update_(optimizer, state, device, ema_schedule) {}
+    : state_(state), device_(device), update_(optimizer, state, ema_schedule) {}
 
 void RankWork::observe(StepObserver* observer) {
   observer_ = observer;

@@ -15,7 +15,6 @@
 #include "ops/gradient_memory.h"
 #include "ops/mixed_sum.h"
 #include "optim/grad_norm.h"
-#include "parallel/offload/host_memory.h"
 #include "step/segment_graph.h"
 
 namespace kiln {
@@ -35,7 +34,7 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
   for (const size_t tap : objective.taps())
     if (tap >= num_segments)
       fail("step", "expected a loss that taps one of {} segments, got {}", num_segments, tap);
-  if (has_host_behind(options_.device)) offload_.emplace(options_.device, num_segments);
+  if (state_.placement.has_host) offload_.emplace(options_.device, num_segments);
   if (!options_.graphs) return;
   const auto work = [this](const WalkInput& input) {
     SampleLosses losses;

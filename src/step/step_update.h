@@ -15,7 +15,7 @@ namespace kiln {
 class StepUpdate {
  public:
   // REQUIRES: `optimizer` and `state` outlive this.
-  StepUpdate(const Optimizer& optimizer, TrainingState& state, at::Device device, EmaSchedule ema_schedule);
+  StepUpdate(const Optimizer& optimizer, TrainingState& state, EmaSchedule ema_schedule);
   void observe(StepObserver* observer) { observer_ = observer; }
 
   // Called once the last backward begins. While it computes, the disk brings the state that the update begins
@@ -32,12 +32,12 @@ class StepUpdate {
  private:
   void bring_state(size_t segment);
   void update_unit(size_t segment, const OptimizerStep& step);
+  void step_master(size_t segment, OptimizerSlice& slice, const OptimizerStep& step);
 
   const Optimizer& optimizer_;
   TrainingState& state_;
-  at::Device device_;
   EmaSchedule ema_schedule_;
-  std::optional<HostExchange> exchange_;  // for an optimizer whose state is on the host of a device
+  std::optional<HostExchange> exchange_;  // if the update is on the host of a device
   StepObserver* observer_ = nullptr;
 };
 

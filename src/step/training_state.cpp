@@ -56,8 +56,7 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
       loss_scaler(options.loss_scaler, options.compute_dtype == at::kHalf),
       ema_decays(options.ema_decays),
       seed(options.seed),
-      placement(options.placement),
-      weight_placement(options.weight_placement) {
+      placement(options.offload.on(has_host_behind(options.device))) {
   std::vector<FlatLayout> layouts;
   std::vector<FlatUnitOptions> units_options;
   for (const auto& segment : denoiser.segments()) {
@@ -70,12 +69,11 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
                              .num_emas = static_cast<int64_t>(options.ema_decays.size()),
                              .sharding = zero->sharding_of(layout.size),
                              .placement = placement,
-                             .weight_placement = weight_placement,
                              .nvme_unit = units_options.size()});
   }
-  if (placement == Placement::kNvme || weight_placement == Placement::kNvme)
+  if (placement.uses_disk())
     agree(*options.group, "the space on --nvme-path",
-          [&] { nvme = make_nvme_state(*zero, layouts, units_options, options.nvme); });
+          [&] { nvme = make_nvme_state(*zero, layouts, units_options, options.offload.nvme); });
   for (const auto& segment : denoiser.segments()) {
     FlatUnitOptions& unit_options = units_options[segments.size()];
     unit_options.nvme = nvme;
@@ -91,12 +89,12 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
   units.reserve(segments.size());
   for (SegmentWeights& weights : segments) units.push_back(&weights.unit);
   zero->manage(units);
-  offloaded = offloaded_bytes(options.device);
+  offloaded = offloaded_bytes();
 }
 
-OffloadedBytes TrainingState::offloaded_bytes(at::Device device) const {
+OffloadedBytes TrainingState::offloaded_bytes() const {
   OffloadedBytes bytes{.disk = nvme ? nvme->disk_bytes() : 0};
-  if (!has_host_behind(device)) return bytes;
+  if (!placement.has_host) return bytes;
   if (nvme)
     for (const at::Tensor& buffer : nvme->buffers()) bytes.host += static_cast<int64_t>(buffer.nbytes());
   for (const SegmentWeights& weights : segments) bytes.host += weights.unit.host_bytes();

@@ -21,9 +21,7 @@ struct TrainingStateOptions {
   LossScalerOptions loss_scaler{};                                         // in use only for fp16
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // one rank
   ZeroOptions zero{};
-  Placement placement = Placement::kDevice;         // of master, moments and EMAs
-  Placement weight_placement = Placement::kDevice;  // of the weights in the compute dtype; stage 3
-  BlockStoreOptions nvme{};                         // where, if either is kNvme
+  OffloadOptions offload{};
   // Returns the first value of a weight of the denoiser, in its shape, f32 on the device. Null: weights keep
   // the values they have.
   std::function<at::Tensor(const Parameter&)> first_value{};
@@ -61,14 +59,13 @@ class TrainingState {
   int64_t updates = 0;  // applied optimizer updates, without skipped steps
   LossScaler loss_scaler;
   std::vector<double> ema_decays;
-  uint64_t seed = 0;                         // of the rounding of bf16 masters
-  Placement placement = Placement::kDevice;  // of master, moments and EMAs, which FlatUnit::lease() brings
-  Placement weight_placement = Placement::kDevice;
+  uint64_t seed = 0;                // of the rounding of bf16 masters
+  StatePlacement placement;         // FlatUnit::lease() brings what is not on the device
   std::shared_ptr<NvmeState> nvme;  // null: nothing is on NVMe
   OffloadedBytes offloaded{};
 
  private:
-  OffloadedBytes offloaded_bytes(at::Device device) const;
+  OffloadedBytes offloaded_bytes() const;
 };
 
 }  // namespace kiln

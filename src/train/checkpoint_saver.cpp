@@ -19,10 +19,10 @@ struct CheckpointSaver::Save {
   std::unique_ptr<BackgroundWrite> write;    // declared last, so that it ends first
 };
 
-CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, at::Device device, Placement placement) {
+CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, const StatePlacement& placement) {
   if (asked != CheckpointCopy::kAuto) return asked;
-  return device.is_cuda() && placement == Placement::kDevice ? CheckpointCopy::kMemory
-                                                             : CheckpointCopy::kPageCache;
+  return placement.has_host && placement.optimizer == Placement::kDevice ? CheckpointCopy::kMemory
+                                                                         : CheckpointCopy::kPageCache;
 }
 
 CheckpointSaver::CheckpointSaver(std::string run, const TrainingState& state, CheckpointCopy copy)

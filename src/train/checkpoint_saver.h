@@ -15,7 +15,7 @@
 namespace kiln {
 
 // Returns where the copy goes. kAuto depends on where the state is.
-CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, at::Device device, Placement placement);
+CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, const StatePlacement& placement);
 
 // Every call is a collective. One save is under way at a time.
 class CheckpointSaver {

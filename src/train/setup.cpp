@@ -17,7 +17,6 @@
 #include "models/piece_checks.h"
 #include "models/registry.h"
 #include "ops/fp8.h"
-#include "parallel/offload/host_memory.h"
 #include "train/memory_choices.h"
 
 namespace kiln {
@@ -241,9 +240,7 @@ TrainingStateOptions state_options_of(const TrainOptions& options, at::Device de
           .loss_scaler = options.loss_scale,
           .group = std::move(group),
           .zero = zero_options_of(options, world_size),
-          .placement = placement_of(options.offload.optimizer, has_host_behind(device)),
-          .weight_placement = placement_of(options.offload.params, has_host_behind(device)),
-          .nvme = options.offload.nvme};
+          .offload = options.offload};
 }
 
 // Throws Error for several ranks, since their graphs would contain collectives.

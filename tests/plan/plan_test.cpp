@@ -125,7 +125,7 @@ TEST(Plan, OffloadedStateIsNotOnTheGpu) {
   const int64_t elements =
       std::accumulate(trace.segment_weights.begin(), trace.segment_weights.end(), int64_t{0});
   const auto offloaded = [&](Placement place) {
-    return trace_of_rank(trace, {.gpus = 8, .zero_stage = 2, .offload_optimizer = place});
+    return trace_of_rank(trace, {.gpus = 8, .zero_stage = 2, .offload = {.optimizer = place}});
   };
   const StepTrace host = offloaded(Placement::kHost), disk = offloaded(Placement::kNvme);
   for (MemoryKind kind : {MemoryKind::kMaster, MemoryKind::kMoments, MemoryKind::kEma})
@@ -171,7 +171,7 @@ TEST(Plan, OffloadedWeightsAreNotOnTheGpu) {
     const StepTrace trace = trace_of(options);
     for (const Placement place : {Placement::kHost, Placement::kNvme}) {
       const Sharding sharding{
-          .gpus = gpus, .zero_stage = 3, .offload_optimizer = Placement::kHost, .offload_params = place};
+          .gpus = gpus, .zero_stage = 3, .offload = {.optimizer = Placement::kHost, .params = place}};
       PlanOptions offloaded = options;
       offloaded.train.zero.stage = 3;
       offloaded.train.offload.optimizer = Placement::kHost;
@@ -188,7 +188,7 @@ TEST(Plan, OffloadedWeightsAreNotOnTheGpu) {
           rank.num_weights * static_cast<int64_t>(c10::elementSize(rank.unit.compute_dtype));
       EXPECT_EQ(rank.offloaded.disk >= weights / gpus, place == Placement::kNvme);
       Sharding without = sharding;
-      without.offload_params = Placement::kDevice;
+      without.offload.params = Placement::kDevice;
       EXPECT_GT(time_step(rank, machine, sharding).seconds, time_step(rank, machine, without).seconds);
       EXPECT_TRUE(make_plan(offloaded).step_s > 0);
     }

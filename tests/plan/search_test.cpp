@@ -115,8 +115,8 @@ std::vector<Configuration> planned_ones(const std::vector<Configuration>& all, c
     const int64_t values[] = {static_cast<int64_t>(c.compute_dtype),
                               c.micro_batch,
                               c.zero_stage,
-                              static_cast<int64_t>(c.offload_optimizer),
-                              static_cast<int64_t>(c.offload_params),
+                              static_cast<int64_t>(c.offload.optimizer),
+                              static_cast<int64_t>(c.offload.params),
                               c.recompute.is_none()  ? 0
                               : c.recompute.is_all() ? 2
                                                      : 1,

@@ -47,8 +47,8 @@ TinyOptions options_of(const Division& division, const std::shared_ptr<ProcessGr
   TinyOptions options{
       .compute_dtype = dtype, .ema_decays = {0.9, 0.5}, .group = group, .zero = {.stage = division.stage}};
   if (division.on_disk) {
-    options.placement = Placement::kNvme;
-    options.nvme = {.folder = disk.string()};
+    options.offload.optimizer = Placement::kNvme;
+    options.offload.nvme = {.folder = disk.string()};
   }
   return options;
 }

@@ -11,9 +11,9 @@
 namespace kiln::test {
 
 inline TinyOptions placed(TinyOptions options, Placement state, Placement weights = Placement::kDevice) {
-  options.placement = state;
-  options.weight_placement = weights;
-  options.nvme = {.folder = ::testing::TempDir(), .queue_depth = 4, .block_bytes = 1 << 15};
+  options.offload.optimizer = state;
+  options.offload.params = weights;
+  options.offload.nvme = {.folder = ::testing::TempDir(), .queue_depth = 4, .block_bytes = 1 << 15};
   return options;
 }
 

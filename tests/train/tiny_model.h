@@ -31,8 +31,7 @@ struct TinyOptions {
   bool has_skips = false;  // another tiny model (skip_model.h), for objectives that do not learn sigma
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
   ZeroOptions zero{};
-  Placement placement = Placement::kDevice, weight_placement = Placement::kDevice;
-  BlockStoreOptions nvme{};
+  OffloadOptions offload{};
   bool updates_unread = true;
   int64_t depth = 2, hidden_size = 48;
   ops::Products products = ops::Products::kComputeDtype;
@@ -75,9 +74,7 @@ struct TinyTraining {
                              .loss_scaler = options.loss_scaler,
                              .group = options.group,
                              .zero = options.zero,
-                             .placement = options.placement,
-                             .weight_placement = options.weight_placement,
-                             .nvme = options.nvme});
+                             .offload = options.offload});
     step = std::make_unique<TrainStep>(*denoiser, *objective, *optimizer, *state,
                                        StepOptions{.device = options.device,
                                                    .micro_batch = options.micro_batch,

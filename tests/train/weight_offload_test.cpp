@@ -87,7 +87,7 @@ TEST(WeightOffload, SegmentsBelowTheThresholdStay) {
   int64_t stay = 0, go = 0;
   for (const auto& segment : some.state->segments) {
     const bool stays = segment.unit.layout().size < options.zero.persist_threshold;
-    EXPECT_EQ(segment.unit.weight_placement(), stays ? Placement::kDevice : Placement::kNvme);
+    EXPECT_EQ(segment.unit.placement().params, stays ? Placement::kDevice : Placement::kNvme);
     (stays ? stay : go) += disk_bytes(4 * segment.unit.shard_size());
   }
   EXPECT_GT(stay, 0);

@@ -82,8 +82,7 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
       master_dtype_(options.master_dtype),
       moment_buffers_(options.moments),
       num_emas_(static_cast<size_t>(options.num_emas)),
-      placement_(options.placement),
-      weight_placement_(sharding_.zero_stage == 3 ? options.weight_placement : Placement::kDevice),
+      placement_(options.placement.at_stage(sharding_.zero_stage)),
       nvme_unit_(options.nvme_unit) {
   const auto f32 = at::TensorOptions().device(options.device).dtype(at::kFloat);
   const auto zeros = [&](int64_t size, at::ScalarType dtype) { return at::zeros({size}, f32.dtype(dtype)); };
@@ -94,28 +93,27 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
   weight_shard = shard_of(compute_weights);
   if (sharding_.zero_stage == 3) {
     weight_shard.reset();
-    if (weight_placement_ == Placement::kDevice) weight_shard = zeros(shard_size_, options.compute_dtype);
-    if (weight_placement_ == Placement::kHost)
+    if (placement_.params == Placement::kDevice) weight_shard = zeros(shard_size_, options.compute_dtype);
+    if (placement_.params == Placement::kHost)
       weight_shard = host_zeros(shard_size_, options.compute_dtype, options.device);
     drop_weights_memory();
   }
-  if (weight_placement_ == Placement::kNvme) nvme_weights_ = options.nvme->weights;
-  const bool on_device = options.placement == Placement::kDevice;
-  if (on_device && weight_placement_ == Placement::kDevice && options.compute_dtype == master_dtype_)
-    master = weight_shard;
+  if (placement_.params == Placement::kNvme) nvme_weights_ = options.nvme->weights;
+  if (placement_.is_on_device() && options.compute_dtype == master_dtype_) master = weight_shard;
   grads = zeros(size_, options.grad_dtype);
   grad_shard = shard_of(grads);
   if (sharding_.zero_stage >= 2) {
     grad_shard = zeros(shard_size_, options.grad_dtype);
     drop_grads_memory();
   }
-  if (options.placement == Placement::kNvme) {
+  if (placement_.optimizer == Placement::kNvme) {
     nvme_state_ = options.nvme->optimizer_state;
     return;
   }
   const auto state_zeros = [&](const StateTensor& tensor) {
-    return on_device ? zeros(tensor.elements, tensor.dtype)
-                     : host_zeros(tensor.elements, tensor.dtype, options.device);
+    return placement_.optimizer == Placement::kDevice
+               ? zeros(tensor.elements, tensor.dtype)
+               : host_zeros(tensor.elements, tensor.dtype, options.device);
   };
   const std::vector<StateTensor> state =
       state_tensors(layout_, sharding_, master_dtype_, moment_buffers_, num_emas_);
@@ -182,8 +180,8 @@ void FlatUnit::prefetch_weights() const {
 
 int64_t FlatUnit::host_bytes() const {
   int64_t bytes = 0;
-  if (weight_placement_ == Placement::kHost) bytes += static_cast<int64_t>(weight_shard.nbytes());
-  if (placement_ != Placement::kHost) return bytes;
+  if (placement_.params == Placement::kHost) bytes += static_cast<int64_t>(weight_shard.nbytes());
+  if (placement_.optimizer != Placement::kHost) return bytes;
   bytes += static_cast<int64_t>(master.nbytes());
   for (const auto* buffers : {&moments, &emas})
     for (const at::Tensor& buffer : *buffers) bytes += static_cast<int64_t>(buffer.nbytes());

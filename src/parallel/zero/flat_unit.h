@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "core/choices.h"
 #include "core/flat_layout.h"
 #include "parallel/offload/nvme_pool.h"
+#include "parallel/offload/state_placement.h"
 
 namespace kiln {
 
@@ -25,27 +25,6 @@ struct UnitSharding {
 int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding,
                        int64_t alignment = FlatLayout::kAlignment);
 
-// Where tensors are between their uses.
-enum class Placement { kDevice, kHost, kNvme };
-template <>
-struct Choices<Placement> {
-  static constexpr std::pair<Placement, const char*> kAll[] = {
-      {Placement::kDevice, "none"}, {Placement::kHost, "cpu"}, {Placement::kNvme, "nvme"}};
-};
-// Returns where tensors really are that should be at `asked`. On a device without a host behind it (a CPU),
-// the device's memory is the host's.
-inline Placement placement_of(Placement asked, bool has_host) {
-  return asked == Placement::kHost && !has_host ? Placement::kDevice : asked;
-}
-
-struct OffloadOptions {
-  Placement optimizer = Placement::kDevice;  // of master weights, moments and averages
-  Placement params = Placement::kDevice;     // of compute weights that wait to be gathered; stage 3
-  BlockStoreOptions nvme{};
-
-  bool uses_disk() const { return optimizer == Placement::kNvme || params == Placement::kNvme; }
-};
-
 struct FlatUnitOptions {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
@@ -54,10 +33,9 @@ struct FlatUnitOptions {
   std::vector<StateBuffer> moments{};        // the optimizer's, zero at the start
   int64_t num_emas = 0;
   UnitSharding sharding{};
-  Placement placement = Placement::kDevice;         // of the optimizer's state: master, moments, EMAs
-  Placement weight_placement = Placement::kDevice;  // of the shard of the compute weights; stage 3
-  std::shared_ptr<NvmeState> nvme{};                // holds this unit if either placement is kNvme
-  size_t nvme_unit = 0;                             // the number of the unit there
+  StatePlacement placement{};
+  std::shared_ptr<NvmeState> nvme{};  // holds this unit if placement.uses_disk()
+  size_t nvme_unit = 0;               // the number of the unit there
 };
 // Returns the bytes of optimizer state that a rank keeps for a unit: master, moments and EMAs, each rounded
 // up to a multiple of 64 bytes.
@@ -102,7 +80,7 @@ class FlatUnit {
   int64_t size() const { return size_; }  // the layout's, padded so that the ranks can divide it
   int64_t shard_size() const { return shard_size_; }
   int64_t shard_offset() const { return shard_offset_; }
-  Placement weight_placement() const { return weight_placement_; }
+  const StatePlacement& placement() const { return placement_; }
   int64_t host_bytes() const;  // of tensors placed on the host
 
   // Returns slot `index` of a whole buffer in the tensor's own shape: a view, never a copy.
@@ -157,7 +135,7 @@ class FlatUnit {
   at::ScalarType master_dtype_;
   std::vector<StateBuffer> moment_buffers_;
   size_t num_emas_ = 0;
-  Placement placement_{}, weight_placement_{};
+  StatePlacement placement_;
   std::shared_ptr<NvmePool> nvme_state_, nvme_weights_;  // null: not on NVMe
   size_t nvme_unit_ = 0;
 };

@@ -7,7 +7,6 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "parallel/offload/device_wait.h"
-#include "parallel/offload/host_memory.h"
 
 namespace kiln {
 
@@ -60,7 +59,7 @@ UnitSharding Zero::sharding_of(int64_t elements) const {
 }
 
 void Zero::manage(std::vector<FlatUnit*> units) {
-  if (!units.empty() && has_host_behind(units.front()->compute_weights.device()))
+  if (!units.empty() && units.front()->placement().has_host)
     copies_.emplace(units.front()->compute_weights.device());
   for (FlatUnit* flat : units) {
     units_.push_back({.flat = flat, .is_whole = flat->sharding().zero_stage < 3});
@@ -78,7 +77,7 @@ void Zero::start_gather(size_t s) {
   at::Tensor whole = flat.compute_weights.variable_data();
   const std::string what = "the weights of " + flat.name();
   unit.is_whole = true;
-  if (!copies_ || flat.weight_placement() == Placement::kDevice) {
+  if (!flat.placement().gathers_from_host()) {
     unit.gathering = shards_->all_gather(whole, shard, what);
     return;
   }
@@ -95,7 +94,7 @@ void Zero::finish_gather(Unit& unit) {
   unit.gathering.wait();
   if (unit.sent) {
     copies_->wait(unit.sent);
-    if (unit.flat->weight_placement() == Placement::kNvme)  // other units get its buffer
+    if (unit.flat->placement().params == Placement::kNvme)  // other units get its buffer
       wait_for(*unit.sent, *group_, "the weights of " + unit.flat->name());
   }
   unit.sent.reset();
@@ -250,8 +249,9 @@ std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<F
                     .num_buffers = static_cast<size_t>(zero.options().prefetch_segments) + 2};
   for (size_t i = 0; i < units.size(); ++i) {
     const UnitSharding& sharding = units[i].sharding;
-    if (first.placement == Placement::kNvme) state.elements.push_back(state_bytes(layouts[i], units[i]));
-    if (first.weight_placement == Placement::kNvme)
+    if (first.placement.optimizer == Placement::kNvme)
+      state.elements.push_back(state_bytes(layouts[i], units[i]));
+    if (first.placement.params == Placement::kNvme)
       weights.elements.push_back(
           sharding.zero_stage == 3 ? shard_elements(layouts[i].size, sharding, layouts[i].alignment) : 0);
   }

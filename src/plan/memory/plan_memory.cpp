@@ -294,9 +294,7 @@ MemoryPlan plan_memory(const MachineProfile& machine, const DataDescription& dat
 }
 
 CheckpointCopy planned_checkpoint_copy(const TrainOptions& options, DryRunDevice device) {
-  const bool is_on_device = options.offload.optimizer == Placement::kDevice;
-  return checkpoint_copy_of(options.checkpoints.copy, device == DryRunDevice::kCuda ? at::kCUDA : at::kCPU,
-                            is_on_device ? Placement::kDevice : Placement::kHost);
+  return checkpoint_copy_of(options.checkpoints.copy, options.offload.on(device == DryRunDevice::kCuda));
 }
 
 int64_t communication_bytes(const MachineProfile& machine, int64_t gpus) {

@@ -57,8 +57,7 @@ TrainOptions options_of_rank(const StepTrace& like, const Sharding& sharding) {
   // Every rank gets as many rows as the one of `like` with the most.
   options.global_batch = (options.global_batch + like.world_size - 1) / like.world_size * sharding.gpus;
   options.zero.stage = sharding.zero_stage;
-  options.offload.optimizer = sharding.offload_optimizer;
-  options.offload.params = sharding.offload_params;
+  static_cast<StatePlacement&>(options.offload) = sharding.offload;
   return options;
 }
 
@@ -120,8 +119,7 @@ Sharding sharding_of(const TrainOptions& options, int64_t gpus, const MachinePro
   const int64_t per_node = ranks_on_node(machine, gpus);
   return {.gpus = gpus,
           .zero_stage = options.zero.stage,
-          .offload_optimizer = options.offload.optimizer,
-          .offload_params = options.offload.params,
+          .offload = options.offload,
           .ranks_per_node = options.zero.shard_within_node && per_node < gpus ? per_node : 0};
 }
 
@@ -132,11 +130,9 @@ void validate(const Sharding& sharding) {
 }
 
 bool is_of(const StepTrace& trace, const Sharding& sharding) {
-  const bool has_host = trace.device == DryRunDevice::kCuda;
   return trace.world_size == sharding.gpus && trace.zero.stage == sharding.zero_stage &&
          trace.ranks_per_node == sharding.ranks_per_node &&
-         trace.unit.placement == placement_of(sharding.offload_optimizer, has_host) &&
-         trace.unit.weight_placement == placement_of(sharding.offload_params, has_host);
+         trace.unit.placement == sharding.offload.on(trace.device == DryRunDevice::kCuda);
 }
 
 RankStep::RankStep(const StepTrace& like, const Sharding& sharding)

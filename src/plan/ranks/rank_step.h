@@ -13,8 +13,7 @@ namespace kiln {
 struct Sharding {
   int64_t gpus = 1;
   int64_t zero_stage = 0;  // divides 1: optimizer state and averages, 2: gradients too, 3: weights too
-  Placement offload_optimizer = Placement::kDevice;  // where master, moments and averages are
-  Placement offload_params = Placement::kDevice;     // where the weights are, at stage 3
+  StatePlacement offload{};
   int64_t ranks_per_node = 0;  // ranks that divide the state, each node with a copy; 0: all ranks
 };
 Sharding sharding_of(const TrainOptions& options, int64_t gpus, const MachineProfile& machine);

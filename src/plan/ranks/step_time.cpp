@@ -131,7 +131,7 @@ double host_update(const StepTrace& trace, const MachineProfile& machine, const 
   double seconds = moved / kHostUpdateBytesPerS;
   if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
     seconds += elements * (grad_bytes + weight_bytes) / machine.host_link_bytes_per_s;
-  if (sharding.offload_optimizer == Placement::kNvme && offload_disk(machine) > 0) {
+  if (sharding.offload.optimizer == Placement::kNvme && offload_disk(machine) > 0) {
     const auto sharing = static_cast<double>(ranks_on_node(machine, sharding.gpus));
     seconds += 2 * state_bytes * sharing / offload_disk(machine);
   }
@@ -153,8 +153,9 @@ struct WeightTransfers {
 WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& machine,
                                  const Sharding& sharding) {
   WeightTransfers transfers;
-  const Placement placement = placement_of(sharding.offload_params, trace.device == DryRunDevice::kCuda);
-  if (sharding.zero_stage < 3 || placement == Placement::kDevice) return transfers;
+  const Placement placement =
+      sharding.offload.on(trace.device == DryRunDevice::kCuda).at_stage(sharding.zero_stage).params;
+  if (placement == Placement::kDevice) return transfers;
   double bytes = 0;
   for (const int64_t unit : trace.segment_weights)
     bytes += static_cast<double>(shard_elements(unit, {.zero_stage = 3, .world_size = shards_of(sharding)})) *
@@ -171,7 +172,7 @@ WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& m
 // Returns the seconds of each operation of each span. What runs on the host counts in host_update().
 std::vector<std::vector<double>> op_seconds(const StepTrace& trace, const MachineProfile& machine,
                                             const Sharding& sharding) {
-  const bool offloads = sharding.offload_optimizer != Placement::kDevice;
+  const bool offloads = sharding.offload.optimizer != Placement::kDevice;
   std::vector<std::vector<double>> seconds;
   for (const Span& span : trace.spans) {
     const bool on_host =
@@ -194,7 +195,7 @@ StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const 
     time.by_phase[static_cast<size_t>(trace.spans[i].phase)] +=
         std::accumulate(seconds[i].begin(), seconds[i].end(), 0.0) *
         static_cast<double>(trace.spans[i].times);
-  if (sharding.offload_optimizer != Placement::kDevice) {
+  if (sharding.offload.optimizer != Placement::kDevice) {
     time.host_s = host_update(trace, machine, sharding);
     time.by_phase[static_cast<size_t>(StepPhase::kOptimizer)] = time.host_s;
   }

@@ -30,7 +30,7 @@ void check_training(const PlanOptions& options) {
 
 void check_sharding(const PlanOptions& options, const Sharding& sharding) {
   validate(sharding);
-  const bool offloads_weights = sharding.zero_stage == 3 && sharding.offload_params != Placement::kDevice;
+  const bool offloads_weights = sharding.offload.at_stage(sharding.zero_stage).params != Placement::kDevice;
   if (sharding.zero_stage > 0 && sharding.gpus == 1 && !offloads_weights)
     fail("plan",
          "--zero-stage {} divides state among ranks, but --gpus is 1: give {}, or {}, which takes the same "

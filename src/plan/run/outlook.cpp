@@ -32,7 +32,7 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
   std::vector<ScalingPoint> points;
   for (int64_t gpus : counts) {
     Sharding sharding = sharding_of(plan.options.train, gpus, machine);
-    if (gpus == 1 && sharding.offload_params == Placement::kDevice) sharding.zero_stage = 0;
+    if (gpus == 1 && sharding.offload.params == Placement::kDevice) sharding.zero_stage = 0;
     const StepTime time = time_step(
         is_of(trace, sharding) ? trace : trace_of_rank(trace, sharding, /*has_checkpoint_part=*/false),
         machine, sharding);

@@ -66,7 +66,7 @@ class SpaceBuilder {
       present_.zero_stage = stage;
       if (present_.gpus > 1) roomy_.clear();
       for (const Placement offload : axes_.weight_places(present_.gpus, stage)) {
-        present_.offload_params = offload;
+        present_.offload.params = offload;
         add_stage();
       }
     }
@@ -76,15 +76,15 @@ class SpaceBuilder {
   // of activations.
   void add_stage() {
     const auto& options = search_.plan.train;
-    present_.offload_optimizer = Placement::kDevice;
+    present_.offload.optimizer = Placement::kDevice;
     std::optional<RankTraces> of_stage;
     std::optional<StepCosts> costs;
     for (const Placement offload : axes_.optimizer_places()) {
-      if (present_.offload_params != Placement::kDevice && !axes_.is_fixed("offload-params") &&
+      if (present_.offload.params != Placement::kDevice && !axes_.is_fixed("offload-params") &&
           roomy_.contains(offload))
         continue;  // it fits with the weights on the device
       if (!of_stage) of_stage = rank_traces();
-      present_.offload_optimizer = offload;
+      present_.offload.optimizer = offload;
       beside_ = bytes_beside(*of_stage->keep);
       add(axes_.is_one_set() ? options.memory.recompute : SegmentSet(), *of_stage->keep,
           of_stage->keep->memory.peak_bytes);
@@ -117,9 +117,9 @@ class SpaceBuilder {
   }
 
   void add_offloaded(RankTraces& of_stage) {
-    const Placement optimizer = std::exchange(present_.offload_optimizer, Placement::kDevice);
+    const Placement optimizer = std::exchange(present_.offload.optimizer, Placement::kDevice);
     if (!of_stage.offloaded) of_stage.offloaded = traces_.of_rank(trace({}, SegmentSet::all()), sharding());
-    present_.offload_optimizer = optimizer;
+    present_.offload.optimizer = optimizer;
     present_.offload_activations = SegmentSet::all();
     add({}, *of_stage.offloaded, of_stage.offloaded->memory.peak_bytes);
     present_.offload_activations = {};
@@ -129,8 +129,7 @@ class SpaceBuilder {
   Sharding sharding() const {
     Sharding sharding = sharding_of(search_.plan.train, present_.gpus, machine_);
     sharding.zero_stage = present_.zero_stage;
-    sharding.offload_optimizer = present_.offload_optimizer;
-    sharding.offload_params = present_.offload_params;
+    sharding.offload = present_.offload;
     return sharding;
   }
 
@@ -222,8 +221,7 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
   train.compute.dtype = configuration.compute_dtype;
   train.memory.recompute = configuration.recompute;
   train.zero.stage = configuration.zero_stage;
-  train.offload.optimizer = configuration.offload_optimizer;
-  train.offload.params = configuration.offload_params;
+  static_cast<StatePlacement&>(train.offload) = configuration.offload;
   if (search.plan.train.memory.offload_activations.is_none())
     train.memory.offload_activations = configuration.offload_activations;
   if (train.offload.uses_disk() && train.offload.nvme.folder.empty()) train.offload.nvme.folder = "nvme";

@@ -12,7 +12,7 @@ struct Configuration {
   int64_t gpus = 1, micro_batch = 0, zero_stage = 0;
   at::ScalarType compute_dtype = at::kFloat;
   SegmentSet recompute{}, offload_activations{};
-  Placement offload_optimizer = Placement::kDevice, offload_params = Placement::kDevice;
+  StatePlacement offload{};
   // Figures to rank by, composed from few traces (plan/trace/trace_family.h). Its plan takes as long and
   // needs no fewer bytes: live bytes, context and communication are the same, and the allocator's rounding
   // and fragmentation come on top.

@@ -21,9 +21,8 @@ TraceFamily& SearchTraces::family(const TrainOptions& options, const DataShape& 
 // Returns what tells the steps of ranks apart. From stage 2 on gradients of several passes are another
 // program.
 SearchTraces::RankKey SearchTraces::key_of(const StepTrace& like, const Sharding& sharding) {
-  return {
-      like.device,         like.options.compute.dtype, num_micro_steps(like) > 1, sharding.gpus,
-      sharding.zero_stage, sharding.offload_optimizer, sharding.offload_params,   sharding.ranks_per_node};
+  return {like.device,         like.options.compute.dtype, num_micro_steps(like) > 1, sharding.gpus,
+          sharding.zero_stage, sharding.offload,           sharding.ranks_per_node};
 }
 
 RankStep& SearchTraces::rank(const StepTrace& like, const Sharding& sharding) {

@@ -28,8 +28,7 @@ class SearchTraces {
                         int64_t world_size, int64_t ranks_per_node);
 
  private:
-  using RankKey =
-      std::tuple<DryRunDevice, at::ScalarType, bool, int64_t, int64_t, Placement, Placement, int64_t>;
+  using RankKey = std::tuple<DryRunDevice, at::ScalarType, bool, int64_t, int64_t, StatePlacement, int64_t>;
   static RankKey key_of(const StepTrace& like, const Sharding& sharding);
 
   std::map<std::tuple<std::string, DryRunDevice, int64_t>, std::unique_ptr<TraceFamily>> families_;

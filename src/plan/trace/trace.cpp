@@ -115,8 +115,7 @@ void describe_state(const TrainingState& state, StepTrace& trace) {
                 .grad_dtype = unit.grads.scalar_type(),
                 .master_dtype = unit.master_dtype(),
                 .num_emas = static_cast<int64_t>(state.ema_decays.size()),
-                .placement = state.placement,
-                .weight_placement = state.weight_placement};
+                .placement = state.placement};
   trace.state_bytes = 0;
   for (const auto& segment : state.segments) trace.state_bytes += segment.unit.state_bytes();
   trace.offloaded = state.offloaded;

@@ -161,8 +161,7 @@ std::optional<TrainStateInfo> StageLoop::resume() {
     progress_.resume(saved->train_seconds);
     run_.batches->seek(saved->images_seen);
   }
-  const CheckpointCopy copy =
-      checkpoint_copy_of(run_.options.checkpoints.copy, run_.device, training.state->placement);
+  const CheckpointCopy copy = checkpoint_copy_of(run_.options.checkpoints.copy, training.state->placement);
   saver_ = std::make_unique<CheckpointSaver>(run_.options.out, *training.state, copy);
   return saved;
 }

@@ -1,0 +1,52 @@
+// Where training state lies between its uses, as one value that every reader asks.
+#pragma once
+#include <compare>
+#include <cstdint>
+
+#include "core/choices.h"
+#include "core/files/block_store.h"
+
+namespace kiln {
+
+enum class Placement { kDevice, kHost, kNvme };
+template <>
+struct Choices<Placement> {
+  static constexpr std::pair<Placement, const char*> kAll[] = {
+      {Placement::kDevice, "none"}, {Placement::kHost, "cpu"}, {Placement::kNvme, "nvme"}};
+};
+
+// The placement of a run's state, or of a unit's. Gradients and gathered weights are always on the device. An
+// optimizer runs where its state is: on the device, or on the host behind it.
+struct StatePlacement {
+  Placement optimizer = Placement::kDevice;  // of master weights, moments and averages
+  Placement params = Placement::kDevice;     // of compute weights that wait to be gathered; stage 3
+  bool has_host = false;                     // the device is a GPU: host memory is across a link
+
+  // Returns where state really is on such a device. Without a host behind it, its memory is the host's.
+  StatePlacement on(bool device_has_host) const {
+    const auto real = [&](Placement asked) {
+      return asked == Placement::kHost && !device_has_host ? Placement::kDevice : asked;
+    };
+    return {.optimizer = real(optimizer), .params = real(params), .has_host = device_has_host};
+  }
+  // Returns the placement of a unit: below stage 3 its weights are always whole.
+  StatePlacement at_stage(int64_t zero_stage) const {
+    return {.optimizer = optimizer,
+            .params = zero_stage == 3 ? params : Placement::kDevice,
+            .has_host = has_host};
+  }
+
+  bool is_on_device() const { return optimizer == Placement::kDevice && params == Placement::kDevice; }
+  bool uses_disk() const { return optimizer == Placement::kNvme || params == Placement::kNvme; }
+  // True if the host computes the update, and if weights come to the device from there.
+  bool updates_on_host() const { return has_host && optimizer != Placement::kDevice; }
+  bool gathers_from_host() const { return has_host && params != Placement::kDevice; }
+
+  auto operator<=>(const StatePlacement&) const = default;
+};
+
+struct OffloadOptions : StatePlacement {
+  BlockStoreOptions nvme{};
+};
+
+}  // namespace kiln
