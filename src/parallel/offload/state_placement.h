@@ -27,13 +27,11 @@ struct StatePlacement {
     const auto real = [&](Placement asked) {
       return asked == Placement::kHost && !device_has_host ? Placement::kDevice : asked;
     };
-    return {.optimizer = real(optimizer), .params = real(params), .has_host = device_has_host};
+    return {real(optimizer), real(params), device_has_host};
   }
   // Returns the placement of a unit: below stage 3 its weights are always whole.
   StatePlacement at_stage(int64_t zero_stage) const {
-    return {.optimizer = optimizer,
-            .params = zero_stage == 3 ? params : Placement::kDevice,
-            .has_host = has_host};
+    return {optimizer, zero_stage == 3 ? params : Placement::kDevice, has_host};
   }
 
   bool is_on_device() const { return optimizer == Placement::kDevice && params == Placement::kDevice; }

@@ -31,23 +31,15 @@ struct StateTensor {
 };
 
 // Lists master, moments and EMAs, in this order.
-std::vector<StateTensor> state_tensors(const FlatLayout& layout, const UnitSharding& sharding,
-                                       at::ScalarType master_dtype, const std::vector<StateBuffer>& moments,
-                                       size_t num_emas) {
-  const int64_t shard = shard_elements(layout.size, sharding, layout.alignment),
-                size = padded_size(layout.size, sharding, layout.alignment);
-  std::vector<StateTensor> tensors = {{.elements = shard, .dtype = master_dtype}};
-  for (const StateBuffer& moment : moments)
+std::vector<StateTensor> state_tensors(const FlatLayout& layout, const FlatUnitOptions& options) {
+  const int64_t shard = shard_elements(layout.size, options.sharding, layout.alignment),
+                size = padded_size(layout.size, options.sharding, layout.alignment);
+  std::vector<StateTensor> tensors = {{.elements = shard, .dtype = options.master_dtype}};
+  for (const StateBuffer& moment : options.moments)
     tensors.push_back({.elements = size == 0 ? 0 : state_values(moment, layout, size, shard),
                        .dtype = to_scalar_type(moment.dtype)});
-  tensors.resize(tensors.size() + num_emas, {.elements = shard});
+  tensors.resize(tensors.size() + static_cast<size_t>(options.num_emas), {.elements = shard});
   return tensors;
-}
-
-int64_t bytes_of(const std::vector<StateTensor>& tensors) {
-  int64_t bytes = 0;
-  for (const StateTensor& tensor : tensors) bytes += tensor.bytes();
-  return bytes;
 }
 
 // These give a tensor new memory or none, under the same StorageImpl, which every view shares. They do not
@@ -68,90 +60,78 @@ int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding, int64_
 }
 
 int64_t state_bytes(const FlatLayout& layout, const FlatUnitOptions& options) {
-  return bytes_of(state_tensors(layout, options.sharding, options.master_dtype, options.moments,
-                                static_cast<size_t>(options.num_emas)));
+  int64_t bytes = 0;
+  for (const StateTensor& tensor : state_tensors(layout, options)) bytes += tensor.bytes();
+  return bytes;
 }
 
 FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& options)
     : name_(std::move(name)),
       layout_(std::move(layout)),
-      sharding_(options.sharding),
-      size_(padded_size(layout_.size, sharding_, layout_.alignment)),
-      shard_size_(shard_elements(layout_.size, sharding_, layout_.alignment)),
-      shard_offset_(sharding_.zero_stage > 0 ? shard_size_ * sharding_.rank : 0),
-      master_dtype_(options.master_dtype),
-      moment_buffers_(options.moments),
-      num_emas_(static_cast<size_t>(options.num_emas)),
-      placement_(options.placement.at_stage(sharding_.zero_stage)),
-      nvme_unit_(options.nvme_unit) {
+      options_(options),
+      size_(padded_size(layout_.size, options.sharding, layout_.alignment)),
+      shard_size_(shard_elements(layout_.size, options.sharding, layout_.alignment)),
+      shard_offset_(options.sharding.zero_stage > 0 ? shard_size_ * options.sharding.rank : 0) {
+  const int64_t stage = options.sharding.zero_stage;
+  options_.placement = options.placement.at_stage(stage);
   const auto f32 = at::TensorOptions().device(options.device).dtype(at::kFloat);
   const auto zeros = [&](int64_t size, at::ScalarType dtype) { return at::zeros({size}, f32.dtype(dtype)); };
   const auto shard_of = [&](const at::Tensor& whole) {
-    return sharding_.zero_stage > 0 ? whole.narrow(0, shard_offset_, shard_size_) : whole;
+    return stage > 0 ? whole.narrow(0, shard_offset_, shard_size_) : whole;
   };
   compute_weights = zeros(size_, options.compute_dtype);
   weight_shard = shard_of(compute_weights);
-  if (sharding_.zero_stage == 3) {
+  if (stage == 3) {
     weight_shard.reset();
-    if (placement_.params == Placement::kDevice) weight_shard = zeros(shard_size_, options.compute_dtype);
-    if (placement_.params == Placement::kHost)
+    if (placement().params == Placement::kDevice) weight_shard = zeros(shard_size_, options.compute_dtype);
+    if (placement().params == Placement::kHost)
       weight_shard = host_zeros(shard_size_, options.compute_dtype, options.device);
     drop_weights_memory();
   }
-  if (placement_.params == Placement::kNvme) nvme_weights_ = options.nvme->weights;
-  if (placement_.is_on_device() && options.compute_dtype == master_dtype_) master = weight_shard;
+  if (placement().is_on_device() && options.compute_dtype == options.master_dtype) master = weight_shard;
   grads = zeros(size_, options.grad_dtype);
   grad_shard = shard_of(grads);
-  if (sharding_.zero_stage >= 2) {
+  if (stage >= 2) {
     grad_shard = zeros(shard_size_, options.grad_dtype);
     drop_grads_memory();
   }
-  if (placement_.optimizer == Placement::kNvme) {
-    nvme_state_ = options.nvme->optimizer_state;
-    return;
-  }
+  if (placement().optimizer == Placement::kNvme) return;
   const auto state_zeros = [&](const StateTensor& tensor) {
-    return placement_.optimizer == Placement::kDevice
+    return placement().optimizer == Placement::kDevice
                ? zeros(tensor.elements, tensor.dtype)
                : host_zeros(tensor.elements, tensor.dtype, options.device);
   };
-  const std::vector<StateTensor> state =
-      state_tensors(layout_, sharding_, master_dtype_, moment_buffers_, num_emas_);
+  const std::vector<StateTensor> state = state_tensors(layout_, options_);
   if (!master.defined()) master = state_zeros(state[0]);
-  for (size_t i = 0; i < moment_buffers_.size(); ++i) moments.push_back(state_zeros(state[1 + i]));
-  for (size_t i = 0; i < num_emas_; ++i) emas.push_back(state_zeros(state[1 + moments.size() + i]));
+  for (size_t i = 1; i < state.size(); ++i)
+    (i <= options.moments.size() ? moments : emas).push_back(state_zeros(state[i]));
 }
 
 StateLease FlatUnit::lease(Access access) const {
   StateLease lease;
-  if (!nvme_state_) {
+  if (placement().optimizer != Placement::kNvme) {
     lease.master = master;
     lease.moments = moments;
     lease.emas = emas;
     return lease;
   }
-  lease.nvme_.emplace(nvme_state_, nvme_unit_, access);
+  lease.nvme_.emplace(options_.nvme->optimizer_state, options_.nvme_unit, access);
   int64_t begin = 0;
   std::vector<at::Tensor> tensors;
-  for (const StateTensor& tensor :
-       state_tensors(layout_, sharding_, master_dtype_, moment_buffers_, num_emas_))
+  for (const StateTensor& tensor : state_tensors(layout_, options_))
     tensors.push_back(lease.nvme_->elements()
                           .narrow(0, std::exchange(begin, begin + tensor.bytes()), tensor.bytes())
                           .view(tensor.dtype)
                           .narrow(0, 0, tensor.elements));
-  const auto first_ema = tensors.end() - static_cast<std::ptrdiff_t>(num_emas_);
+  const auto first_ema = tensors.end() - options_.num_emas;
   lease.master = tensors[0];
   lease.moments.assign(tensors.begin() + 1, first_ema);
   lease.emas.assign(first_ema, tensors.end());
   return lease;
 }
 
-int64_t FlatUnit::state_bytes() const {
-  return bytes_of(state_tensors(layout_, sharding_, master_dtype_, moment_buffers_, num_emas_));
-}
-
 std::vector<StateRun> FlatUnit::moment_runs(size_t moment) const {
-  return state_runs(moment_buffers_.at(moment), layout_, shard_offset_, shard_offset_ + shard_size_);
+  return state_runs(options_.moments.at(moment), layout_, shard_offset_, shard_offset_ + shard_size_);
 }
 
 void FlatUnit::write_moment(const StateLease& lease, size_t moment, size_t index,
@@ -164,24 +144,25 @@ void FlatUnit::write_moment(const StateLease& lease, size_t moment, size_t index
 }
 
 void FlatUnit::prefetch_state() const {
-  if (nvme_state_) nvme_state_->prefetch(nvme_unit_);
+  if (placement().optimizer == Placement::kNvme) options_.nvme->optimizer_state->prefetch(options_.nvme_unit);
 }
 
 WeightLease FlatUnit::lease_weights(Access access) const {
   WeightLease lease;
-  if (nvme_weights_) lease.nvme_.emplace(nvme_weights_, nvme_unit_, access);
+  if (placement().params == Placement::kNvme)
+    lease.nvme_.emplace(options_.nvme->weights, options_.nvme_unit, access);
   lease.shard = lease.nvme_ ? lease.nvme_->elements() : weight_shard;
   return lease;
 }
 
 void FlatUnit::prefetch_weights() const {
-  if (nvme_weights_) nvme_weights_->prefetch(nvme_unit_);
+  if (placement().params == Placement::kNvme) options_.nvme->weights->prefetch(options_.nvme_unit);
 }
 
 int64_t FlatUnit::host_bytes() const {
   int64_t bytes = 0;
-  if (placement_.params == Placement::kHost) bytes += static_cast<int64_t>(weight_shard.nbytes());
-  if (placement_.optimizer != Placement::kHost) return bytes;
+  if (placement().params == Placement::kHost) bytes += static_cast<int64_t>(weight_shard.nbytes());
+  if (placement().optimizer != Placement::kHost) return bytes;
   bytes += static_cast<int64_t>(master.nbytes());
   for (const auto* buffers : {&moments, &emas})
     for (const at::Tensor& buffer : *buffers) bytes += static_cast<int64_t>(buffer.nbytes());

@@ -75,12 +75,12 @@ class FlatUnit {
 
   const std::string& name() const { return name_; }
   const FlatLayout& layout() const { return layout_; }
-  at::ScalarType master_dtype() const { return master_dtype_; }
-  const UnitSharding& sharding() const { return sharding_; }
+  at::ScalarType master_dtype() const { return options_.master_dtype; }
+  const UnitSharding& sharding() const { return options_.sharding; }
   int64_t size() const { return size_; }  // the layout's, padded so that the ranks can divide it
   int64_t shard_size() const { return shard_size_; }
   int64_t shard_offset() const { return shard_offset_; }
-  const StatePlacement& placement() const { return placement_; }
+  const StatePlacement& placement() const { return options_.placement; }
   int64_t host_bytes() const;  // of tensors placed on the host
 
   // Returns slot `index` of a whole buffer in the tensor's own shape: a view, never a copy.
@@ -99,11 +99,11 @@ class FlatUnit {
 
   // Returns what this rank keeps of a moment, by slot.
   std::vector<StateRun> moment_runs(size_t moment) const;
-  const std::vector<StateBuffer>& moment_buffers() const { return moment_buffers_; }
+  const std::vector<StateBuffer>& moment_buffers() const { return options_.moments; }
   // Writes what this rank keeps of slot `index` into a leased moment. `values`: all values of the slot.
   void write_moment(const StateLease& lease, size_t moment, size_t index, const at::Tensor& values) const;
   // Bytes of master, moments and EMAs, wherever they are.
-  int64_t state_bytes() const;
+  int64_t state_bytes() const { return kiln::state_bytes(layout_, options_); }
 
   // Writes the part of slot `index` that a whole or divided buffer holds, from a tensor of any dtype and
   // device. Call refresh_weight_shard() after the master has been written.
@@ -130,14 +130,8 @@ class FlatUnit {
  private:
   std::string name_;
   FlatLayout layout_;
-  UnitSharding sharding_;
+  FlatUnitOptions options_;  // with the placement of its stage
   int64_t size_ = 0, shard_size_ = 0, shard_offset_ = 0;
-  at::ScalarType master_dtype_;
-  std::vector<StateBuffer> moment_buffers_;
-  size_t num_emas_ = 0;
-  StatePlacement placement_;
-  std::shared_ptr<NvmePool> nvme_state_, nvme_weights_;  // null: not on NVMe
-  size_t nvme_unit_ = 0;
 };
 
 }  // namespace kiln
