@@ -4,12 +4,13 @@
 
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "core/flat_layout.h"
 #include "ops/ops.h"
+#include "optim/optimizer_options.h"
 
 namespace kiln {
 
@@ -68,13 +69,6 @@ int64_t state_bytes(const Optimizer& optimizer, const std::vector<FlatLayout>& l
 std::unique_ptr<Optimizer> make_optimizer(const nlohmann::json& config);
 std::vector<std::string> optimizer_names();
 
-struct OptimizerOptions {
-  std::string name = "adamw";                                       // one of optimizer_names()
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;  // eps: AdamW's
-  double beta3 = 0.9999, clip_threshold = 1;                        // CAME's
-  std::vector<double> came_eps = {1e-30, 1e-16};
-  double max_grad_norm = 0;  // the gradient is clipped to it; 0: off
-};
 // The config for make_optimizer(). Throws Error.
 nlohmann::json optimizer_config_of(const OptimizerOptions& options);
 

@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "parallel/ranks/process_group.h"
+
 namespace kiln {
 
 namespace {

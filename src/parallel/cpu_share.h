@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "parallel/ranks/process_group.h"
-
 namespace kiln {
+
+class ProcessGroup;
 
 // Returns how many processors the calling thread may run on. A launcher, a container or taskset may allow
 // fewer than the machine has.

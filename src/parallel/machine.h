@@ -1,6 +1,7 @@
 // What the machine is, how fast it multiplies, and how much memory it holds and still has.
 #pragma once
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <string>

@@ -8,6 +8,7 @@
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
 #include "models/registry.h"
+#include "optim/optimizer.h"
 #include "run/train_options.h"
 
 namespace kiln {

@@ -13,9 +13,10 @@
 #include "optim/ema.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
-#include "optim/optimizer.h"
+#include "optim/optimizer_options.h"
 #include "parallel/machine.h"
-#include "parallel/zero/zero.h"
+#include "parallel/offload/state_placement.h"
+#include "parallel/zero/zero_options.h"
 #include "run/memory_options.h"
 
 namespace kiln {

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/files/block_store.h"
 #include "core/text/utf8.h"
+#include "optim/optimizer.h"
 #include "run/option_table.h"
 #include "run/stage_options.h"
 

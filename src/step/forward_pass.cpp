@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "core/aten.h"
+#include "models/model.h"
+#include "step/training_state.h"
 
 namespace kiln {
 

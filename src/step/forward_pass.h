@@ -4,11 +4,12 @@
 
 #include <functional>
 
-#include "models/model.h"
-#include "parallel/zero/zero.h"
-#include "step/training_state.h"
-
 namespace kiln {
+
+class Denoiser;
+class TrainingState;
+class Zero;
+struct ModelInput;
 
 // Runs the denoiser without gradients, segment by segment as the step walks, so that at stage 3 no more
 // weights are whole at once than in a step. Returns (B, out_channels, H, W). A collective where weights are

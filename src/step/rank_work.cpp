@@ -7,6 +7,7 @@
 #include "core/aten.h"
 #include "ops/ops.h"
 #include "step/step_result.h"
+#include "step/training_state.h"
 
 namespace kiln {
 
@@ -36,6 +37,8 @@ class CallScope {
 RankWork::RankWork(const Optimizer& optimizer, TrainingState& state, at::Device device,
                    EmaSchedule ema_schedule)
     : state_(state), device_(device), update_(optimizer, state, ema_schedule) {}
+
+Zero& RankWork::zero() { return *state_.zero; }
 
 void RankWork::observe(StepObserver* observer) {
   observer_ = observer;

@@ -6,6 +6,8 @@
 
 namespace kiln {
 
+class Zero;
+
 class RankWork {
  public:
   // REQUIRES: `optimizer` and `state` outlive this.
@@ -35,7 +37,7 @@ class RankWork {
   bool repeat(const RankCall& call);
 
  private:
-  Zero& zero() { return *state_.zero; }
+  Zero& zero();
 
   TrainingState& state_;
   at::Device device_;

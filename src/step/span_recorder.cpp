@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "core/scratch.h"
+#include "models/model.h"
+#include "step/training_state.h"
 
 namespace kiln {
 

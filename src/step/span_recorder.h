@@ -1,15 +1,18 @@
 // Records the spans of a step. The same recorder sits on the meta allocator when a step is planned and on the
 // CPU allocator when one is measured, so both give numbers of the same form.
 #pragma once
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <thread>
 #include <unordered_map>
 
 #include "core/allocations.h"
 #include "step/span.h"
-#include "step/training_state.h"
 
 namespace kiln {
+
+class TrainingState;
 
 // Calls visitor(tensor, kind) for every defined tensor that lives before and after a step. This is the only
 // list of them. Some share a storage (a master that is also the compute weights); some have no memory at the

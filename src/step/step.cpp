@@ -11,11 +11,14 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "diffusion/objective.h"
 #include "models/parts/adapter_dropout.h"
 #include "ops/gradient_memory.h"
 #include "ops/mixed_sum.h"
 #include "optim/grad_norm.h"
+#include "parallel/offload/host_copy.h"
 #include "step/segment_graph.h"
+#include "step/training_state.h"
 
 namespace kiln {
 

@@ -7,29 +7,21 @@
 #include <string>
 #include <vector>
 
-#include "diffusion/objective.h"
-#include "models/model.h"
-#include "optim/optimizer.h"
 #include "parallel/graph_cache.h"
 #include "step/activation_offload.h"
+#include "step/memory_choice.h"
 #include "step/rank_work.h"
 #include "step/step_batch.h"
 #include "step/step_observer.h"
 #include "step/step_result.h"
-#include "step/training_state.h"
 
 namespace kiln {
 
-// What happens to a segment's activations between its forward and its backward.
-enum class Activations {
-  kKeep,       // autograd saves them
-  kRecompute,  // only the segment's input is kept; backward runs the forward again, to the same bits
-  kOffload,    // as kRecompute, and the input's hidden tensor waits in host memory; on a CPU the same as
-               // kRecompute
-};
-struct MemoryChoice {
-  Activations activations = Activations::kKeep;
-};
+class Denoiser;
+class Objective;
+class Optimizer;
+class TrainingState;
+struct State;
 
 struct StepOptions {
   at::Device device = at::kCPU;

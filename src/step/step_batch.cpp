@@ -5,6 +5,7 @@
 #include "core/aten.h"
 #include "core/tensors.h"
 #include "data/loader/batches.h"
+#include "diffusion/objective.h"
 
 namespace kiln {
 

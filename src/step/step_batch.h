@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "data/loader/batch.h"
-#include "diffusion/objective.h"
 #include "models/conditioning.h"
 
 namespace kiln {
+
+class Objective;
 
 // On the CPU, with timesteps already mapped by the objective.
 struct StepBatch {

@@ -4,8 +4,12 @@
 #include <cmath>
 
 #include "core/aten.h"
+#include "diffusion/objective.h"
 #include "optim/grad_norm.h"
 #include "parallel/offload/device_wait.h"
+#include "parallel/offload/host_copy.h"
+#include "step/step_batch.h"
+#include "step/training_state.h"
 
 namespace kiln {
 

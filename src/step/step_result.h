@@ -3,14 +3,16 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
-#include "diffusion/objective.h"
-#include "parallel/offload/host_copy.h"
-#include "step/step_batch.h"
-#include "step/training_state.h"
-
 namespace kiln {
+
+class HostRead;
+class ProcessGroup;
+class TrainingState;
+struct LossTerms;
+struct StepBatch;
 
 // What ranks tell each other in each step, so that all decide the same.
 struct RankSignals {

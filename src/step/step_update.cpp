@@ -6,7 +6,9 @@
 #include "core/aten.h"
 #include "core/dry_run.h"
 #include "ops/update/stochastic_round.h"
+#include "optim/optimizer.h"
 #include "parallel/offload/host_memory.h"
+#include "step/training_state.h"
 
 namespace kiln {
 

@@ -5,12 +5,15 @@
 #include <optional>
 
 #include "optim/ema.h"
-#include "optim/optimizer.h"
 #include "parallel/offload/host_exchange.h"
 #include "step/step_observer.h"
-#include "step/training_state.h"
 
 namespace kiln {
+
+class Optimizer;
+class TrainingState;
+struct OptimizerSlice;
+struct OptimizerStep;
 
 class StepUpdate {
  public:

@@ -2,6 +2,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "models/model.h"
+#include "optim/optimizer.h"
 #include "parallel/offload/host_memory.h"
 #include "parallel/ranks/agreement.h"
 

@@ -4,12 +4,15 @@
 #include <string>
 #include <vector>
 
-#include "models/model.h"
 #include "optim/loss_scaler.h"
-#include "optim/optimizer.h"
+#include "parallel/ranks/process_group.h"
 #include "parallel/zero/zero.h"
 
 namespace kiln {
+
+class Denoiser;
+class Optimizer;
+struct Parameter;
 
 struct TrainingStateOptions {
   at::Device device = at::kCPU;
@@ -46,8 +49,8 @@ class TrainingState {
   // The trainable weights of one segment and their place in its unit.
   struct SegmentWeights {
     FlatUnit unit;
-    ParameterList parameters;            // slot i of the unit is parameters[i]
-    std::vector<at::Tensor> grad_views;  // slot i of the unit's gradients
+    std::vector<std::shared_ptr<Parameter>> parameters;  // slot i of the unit is parameters[i]
+    std::vector<at::Tensor> grad_views;                  // slot i of the unit's gradients
   };
   std::vector<SegmentWeights> segments;               // as Denoiser::segments()
   std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file, whole

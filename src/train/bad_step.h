@@ -10,6 +10,8 @@
 
 namespace kiln {
 
+class Objective;
+
 // A sample of the global batch, by its id in the data.
 struct BatchSample {
   int64_t id = 0;

@@ -7,6 +7,7 @@
 #include "checkpoint/train_state.h"
 #include "core/aten.h"
 #include "core/tensors.h"
+#include "models/model.h"
 
 namespace kiln {
 

@@ -6,7 +6,11 @@
 
 #include "core/aten.h"
 #include "data/loader/batches.h"
+#include "diffusion/objective.h"
+#include "models/model.h"
+#include "optim/optimizer.h"
 #include "step/step.h"
+#include "step/training_state.h"
 
 namespace kiln::test {
 

@@ -7,7 +7,10 @@
 #include <functional>
 
 #include "core/aten.h"
+#include "diffusion/objective.h"
+#include "optim/optimizer.h"
 #include "plan/trace/op_recorder.h"
+#include "step/training_state.h"
 #include "train/tiny_model.h"
 
 namespace kiln {

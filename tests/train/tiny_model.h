@@ -11,8 +11,11 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "data/loader/batches.h"
+#include "diffusion/objective.h"
 #include "models/registry.h"
+#include "optim/optimizer.h"
 #include "step/step.h"
+#include "step/training_state.h"
 #include "train/skip_model.h"
 
 namespace kiln::test {

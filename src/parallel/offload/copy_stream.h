@@ -1,6 +1,6 @@
 // Copies between a device and its host that run beside the compute.
 #pragma once
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 

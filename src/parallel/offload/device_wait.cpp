@@ -2,6 +2,7 @@
 
 #include "core/aten.h"
 #include "parallel/offload/host_memory.h"
+#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 

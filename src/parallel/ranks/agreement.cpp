@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 

@@ -2,12 +2,12 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "parallel/ranks/process_group.h"
-
 namespace kiln {
+
+class ProcessGroup;
 
 // Returns how many ranks this process must launch (--nproc) instead of working, or 0 if it is one of the
 // ranks. `who` begins messages. Throws Error if --nproc does not fit what a launcher has started.

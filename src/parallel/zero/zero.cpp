@@ -7,6 +7,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "parallel/offload/device_wait.h"
+#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 
@@ -66,6 +67,9 @@ void Zero::manage(std::vector<FlatUnit*> units) {
     publish(units_.size() - 1);
   }
 }
+
+bool Zero::counts_shards() const { return !replicas_ || replicas_->rank() == 0; }
+bool Zero::idle() const { return group_->world_size() == 1 && options_.stage < 2; }
 
 void Zero::start_gather(size_t s) {
   Unit& unit = units_[s];

@@ -11,19 +11,13 @@
 #include <vector>
 
 #include "parallel/offload/copy_stream.h"
-#include "parallel/ranks/process_group.h"
+#include "parallel/ranks/collective.h"
 #include "parallel/zero/flat_unit.h"
+#include "parallel/zero/zero_options.h"
 
 namespace kiln {
 
-struct ZeroOptions {
-  int64_t stage = 0;
-  int64_t persist_threshold = 0;   // stage 3: units with fewer elements keep their weights whole
-  bool shard_within_node = false;  // divide among the ranks of a machine; machines hold copies
-  int64_t prefetch_segments = 1;   // stage 3: segments gathered ahead of the one that computes
-  int64_t reduce_bucket_size = 0;  // most elements per reduction of gradients; 0: a whole unit's
-  std::optional<at::ScalarType> reduce_dtype{};  // of sums of gradients; none: their own
-};
+class ProcessGroup;
 
 // Per unit s, in the order of the walk:
 //   forward:   gather(s, +1) ... release(s)
@@ -42,9 +36,9 @@ class Zero {
   ProcessGroup& group() const { return *group_; }
   // True if this rank counts its shards in a sum over all ranks' shards; false if a rank with the same shards
   // does.
-  bool counts_shards() const { return !replicas_ || replicas_->rank() == 0; }
+  bool counts_shards() const;
   // True if the calls below do nothing: one rank that keeps everything whole.
-  bool idle() const { return group_->world_size() == 1 && options_.stage < 2; }
+  bool idle() const;
 
   // Waits until the weights of unit s are whole. The next units in `direction` (1 or -1) follow in the
   // background.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "plan/trace/trace.h"
-#include "step/step.h"
+#include "step/memory_choice.h"
 
 namespace kiln {
 
