@@ -16,7 +16,6 @@
 #include "optim/optimizer_options.h"
 #include "parallel/machine.h"
 #include "parallel/offload/state_placement.h"
-#include "parallel/zero/zero_options.h"
 #include "run/memory_options.h"
 
 namespace kiln {

@@ -38,8 +38,6 @@ RankWork::RankWork(const Optimizer& optimizer, TrainingState& state, at::Device 
                    EmaSchedule ema_schedule)
     : state_(state), device_(device), update_(optimizer, state, ema_schedule) {}
 
-Zero& RankWork::zero() { return *state_.zero; }
-
 void RankWork::observe(StepObserver* observer) {
   observer_ = observer;
   update_.observe(observer);
@@ -47,20 +45,20 @@ void RankWork::observe(StepObserver* observer) {
 
 void RankWork::gather(size_t segment, int direction) {
   const CallScope call(observer_, {.kind = Kind::kGather, .segment = segment, .direction = direction});
-  if (zero().idle()) return;
+  if (state_.zero->idle()) return;
   const PhaseScope phase(observer_, StepPhase::kCommunication, static_cast<int64_t>(segment));
-  zero().gather(segment, direction);
+  state_.zero->gather(segment, direction);
 }
 
 void RankWork::release(size_t segment) {
   const CallScope call(observer_, {.kind = Kind::kRelease, .segment = segment});
-  zero().release(segment);
+  state_.zero->release(segment);
 }
 
 bool RankWork::begin_gradients(size_t segment, bool first_micro_step) {
   CallScope call(observer_,
                  {.kind = Kind::kBeginGradients, .segment = segment, .first_micro_step = first_micro_step});
-  return call.call.adds = zero().begin_gradients(segment, first_micro_step);
+  return call.call.adds = state_.zero->begin_gradients(segment, first_micro_step);
 }
 
 void RankWork::reduce(size_t segment, bool first_micro_step, bool last_micro_step) {
@@ -68,18 +66,18 @@ void RankWork::reduce(size_t segment, bool first_micro_step, bool last_micro_ste
                                    .segment = segment,
                                    .first_micro_step = first_micro_step,
                                    .last_micro_step = last_micro_step});
-  if (zero().idle()) return;
+  if (state_.zero->idle()) return;
   const PhaseScope phase(observer_, StepPhase::kCommunication, static_cast<int64_t>(segment));
   const at::NoGradGuard no_grad;
-  zero().reduce(segment, first_micro_step, last_micro_step);
+  state_.zero->reduce(segment, first_micro_step, last_micro_step);
 }
 
 void RankWork::finish_reductions() {
   const CallScope call(observer_, {.kind = Kind::kFinishReductions});
-  if (zero().idle()) return;
+  if (state_.zero->idle()) return;
   const PhaseScope phase(observer_, StepPhase::kCommunication);
   const at::NoGradGuard no_grad;
-  zero().finish_reductions();
+  state_.zero->finish_reductions();
 }
 
 at::Tensor RankWork::gradient_sum_of_squares() {

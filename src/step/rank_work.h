@@ -6,8 +6,6 @@
 
 namespace kiln {
 
-class Zero;
-
 class RankWork {
  public:
   // REQUIRES: `optimizer` and `state` outlive this.
@@ -37,8 +35,6 @@ class RankWork {
   bool repeat(const RankCall& call);
 
  private:
-  Zero& zero();
-
   TrainingState& state_;
   at::Device device_;
   StepUpdate update_;

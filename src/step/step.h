@@ -9,7 +9,6 @@
 
 #include "parallel/graph_cache.h"
 #include "step/activation_offload.h"
-#include "step/memory_choice.h"
 #include "step/rank_work.h"
 #include "step/step_batch.h"
 #include "step/step_observer.h"
@@ -22,6 +21,17 @@ class Objective;
 class Optimizer;
 class TrainingState;
 struct State;
+
+// What happens to a segment's activations between its forward and its backward.
+enum class Activations {
+  kKeep,       // autograd saves them
+  kRecompute,  // only the segment's input is kept; backward runs the forward again, to the same bits
+  kOffload,    // as kRecompute, and the input's hidden tensor waits in host memory; on a CPU the same as
+               // kRecompute
+};
+struct MemoryChoice {
+  Activations activations = Activations::kKeep;
+};
 
 struct StepOptions {
   at::Device device = at::kCPU;

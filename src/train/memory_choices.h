@@ -4,7 +4,7 @@
 
 #include "models/model.h"
 #include "run/memory_options.h"
-#include "step/memory_choice.h"
+#include "step/step.h"
 
 namespace kiln {
 

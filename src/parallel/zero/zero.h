@@ -13,7 +13,6 @@
 #include "parallel/offload/copy_stream.h"
 #include "parallel/ranks/collective.h"
 #include "parallel/zero/flat_unit.h"
-#include "parallel/zero/zero_options.h"
 
 namespace kiln {
 

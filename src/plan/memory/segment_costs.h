@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "plan/trace/trace.h"
-#include "step/memory_choice.h"
+#include "step/step.h"
 
 namespace kiln {
 
