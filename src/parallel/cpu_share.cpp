@@ -9,8 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "parallel/ranks/process_group.h"
-
 namespace kiln {
 
 namespace {

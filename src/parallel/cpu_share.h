@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace kiln {
+#include "parallel/ranks/process_group.h"
 
-class ProcessGroup;
+namespace kiln {
 
 // Returns how many processors the calling thread may run on. A launcher, a container or taskset may allow
 // fewer than the machine has.

@@ -5,8 +5,6 @@
 #include <vector>
 
 #include "core/aten.h"
-#include "models/model.h"
-#include "step/training_state.h"
 
 namespace kiln {
 

@@ -4,12 +4,11 @@
 
 #include <functional>
 
-namespace kiln {
+#include "models/model.h"
+#include "parallel/zero/zero.h"
+#include "step/training_state.h"
 
-class Denoiser;
-class TrainingState;
-class Zero;
-struct ModelInput;
+namespace kiln {
 
 // Runs the denoiser without gradients, segment by segment as the step walks, so that at stage 3 no more
 // weights are whole at once than in a step. Returns (B, out_channels, H, W). A collective where weights are

@@ -91,16 +91,11 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
   units.reserve(segments.size());
   for (SegmentWeights& weights : segments) units.push_back(&weights.unit);
   zero->manage(units);
-  offloaded = offloaded_bytes();
-}
-
-OffloadedBytes TrainingState::offloaded_bytes() const {
-  OffloadedBytes bytes{.disk = nvme ? nvme->disk_bytes() : 0};
-  if (!placement.has_host) return bytes;
+  offloaded.disk = nvme ? nvme->disk_bytes() : 0;
+  if (!placement.has_host) return;
   if (nvme)
-    for (const at::Tensor& buffer : nvme->buffers()) bytes.host += static_cast<int64_t>(buffer.nbytes());
-  for (const SegmentWeights& weights : segments) bytes.host += weights.unit.host_bytes();
-  return bytes;
+    for (const at::Tensor& buffer : nvme->buffers()) offloaded.host += static_cast<int64_t>(buffer.nbytes());
+  for (const FlatUnit* unit : units) offloaded.host += unit->host_bytes();
 }
 
 }  // namespace kiln

@@ -66,9 +66,6 @@ class TrainingState {
   StatePlacement placement;         // FlatUnit::lease() brings what is not on the device
   std::shared_ptr<NvmeState> nvme;  // null: nothing is on NVMe
   OffloadedBytes offloaded{};
-
- private:
-  OffloadedBytes offloaded_bytes() const;
 };
 
 }  // namespace kiln

@@ -2,7 +2,6 @@
 
 #include "core/aten.h"
 #include "parallel/offload/host_memory.h"
-#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 

@@ -5,9 +5,9 @@
 
 #include <string>
 
-namespace kiln {
+#include "parallel/ranks/process_group.h"
 
-class ProcessGroup;
+namespace kiln {
 
 // Waits for what was queued before the event, and watches the other ranks meanwhile. Throws Error naming
 // those that are missing (ProcessGroup::wait_until()). `what`: "a validation".

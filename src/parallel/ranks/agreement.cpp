@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 

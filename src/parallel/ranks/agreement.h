@@ -4,10 +4,9 @@
 #include <string>
 
 #include "core/error.h"
+#include "parallel/ranks/process_group.h"
 
 namespace kiln {
-
-class ProcessGroup;
 
 // An error that is the same on all ranks and that all of them know.
 class CommonError : public Error {

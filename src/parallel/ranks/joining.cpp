@@ -2,14 +2,12 @@
 
 #include <chrono>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "core/error.h"
 #include "core/text/some_of.h"
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/heartbeat.h"
-#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 

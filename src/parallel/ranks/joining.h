@@ -2,12 +2,12 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 
-namespace kiln {
+#include "parallel/ranks/process_group.h"
 
-class ProcessGroup;
+namespace kiln {
 
 // Returns how many ranks this process must launch (--nproc) instead of working, or 0 if it is one of the
 // ranks. `who` begins messages. Throws Error if --nproc does not fit what a launcher has started.
