@@ -16,7 +16,6 @@
 #include "plan/fit/budget.h"
 #include "plan/price/this_machine.h"
 #include "plan/report/variants.h"
-#include "plan/trace/op_recorder.h"
 #include "train/probe.h"
 #include "train/run_ranks.h"
 #include "train/stages/stages.h"
@@ -42,11 +41,6 @@ class StdoutToStderr {
  private:
   int stdout_;
 };
-
-std::unique_ptr<OpSource> audited_operations(at::Device device) {
-  return std::make_unique<OpRecorder>(
-      OpRecorder::Options{.timed = true, .checks_values = true, .device = device});
-}
 
 // Returns the options to probe, which are those of the first stage if there are several.
 TrainOptions probed(const TrainOptions& options) {
@@ -115,9 +109,8 @@ void add_probe_command(CLI::App& app) {
   command->add_option("--steps", options->steps, "Steps to take")->capture_default_str();
   command->add_flag("!--no-checkpoint", options->checkpoint,
                     "Leave out the checkpoint at the end, which takes as much disk as the run's");
-  auto audits = std::make_shared<bool>(false);
   command->add_flag(
-      "--audit-precision", *audits,
+      "--audit-precision", options->audits_precision,
       "Look at one step operation by operation: casts, what runs in f32 and why, overflows by segment, "
       "time by dtype");
   command->add_option("--report", options->report, "Write the report of these steps (HTML) to this file");
@@ -146,7 +139,6 @@ void add_probe_command(CLI::App& app) {
       return;
     }
     options->train = probed(resolved.options);
-    if (*audits) options->audit_ops = audited_operations;
     if (options->train.out.empty())
       options->train.out = "probe";  // never written, but validation requires one
     const Ranks ranks = ranks_from_environment();

@@ -16,6 +16,7 @@
 #include "core/text/utf8.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/features/inception.h"
+#include "models/forward_flops.h"
 #include "models/load_model.h"
 #include "models/registry.h"
 #include "models/text/text_registry.h"
@@ -98,7 +99,7 @@ void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* sum
     const auto model = build_denoiser(name, config, {.device = at::kMeta});
     fmt::print(summary, "{}: {}, {:.4g} GFLOP forward per image\n", name,
                list_parameters(model->parameters(), std::identity(), out),
-               model->shape().forward_flops(model->shape().native_extent()) / 1e9);
+               ForwardFlops(name, config)(model->shape().native_extent()) / 1e9);
     return;
   }
   for (const ListedAutoencoder& listed : kAutoencoders) {

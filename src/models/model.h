@@ -4,7 +4,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -124,8 +123,6 @@ struct DenoiserShape {
   int64_t size_multiple = 0;  // sides may be any multiple of this; 0: only input_size fits
   ConditioningShape conditioning{};
   int64_t guided_channels = 0;  // guidance changes so many first channels by the published model's convention
-  // Returns the FLOPs of one image's forward pass, two for each multiply-add. They are linear in text_rows.
-  std::function<double(const ImageExtent&)> forward_flops;
 
   // Returns the extent of an image of the model's own size with the longest caption.
   ImageExtent native_extent() const {

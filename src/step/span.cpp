@@ -4,11 +4,6 @@
 
 namespace kiln {
 
-std::string_view name_of(OpClass op_class) {
-  constexpr std::string_view kNames[kNumOpClasses] = {"matmul", "attention", "convolution", "elementwise"};
-  return kNames[static_cast<size_t>(op_class)];
-}
-
 std::string_view name_of(MemoryKind kind) {
   constexpr std::string_view kNames[kNumMemoryKinds] = {
       "weights",     "gradients",    "master",      "moments", "ema",        "constants",

@@ -2,43 +2,17 @@
 // everything that happens until the next phase begins. Plans, memory choices and reports are computed from
 // spans.
 #pragma once
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ops/op_recorder.h"
 #include "parallel/ranks/collective.h"
 #include "step/step_observer.h"
 
 namespace kiln {
-
-enum class OpClass { kMatmul, kAttention, kConvolution, kElementwise };  // elementwise: memory-bound
-inline constexpr int kNumOpClasses = 4;
-std::string_view name_of(OpClass op_class);  // "matmul"
-
-// One leaf operation: "kiln::affine", "aten::mul", ... An operation that torch composes of others is recorded
-// as those others. One with a kernel of its own, or one that Kiln marks (ops/op_mark.h), is recorded as a
-// whole. So the same step gives the same operations on every device. Operations that move no data (views,
-// empty) are not recorded.
-struct OpRecord {
-  std::string name;
-  OpClass op_class = OpClass::kElementwise;
-  c10::ScalarType dtype = c10::kFloat;  // of the operands for products and attention, else of the result
-  double flops = 0;                     // multiply-adds times two, as executed; 0 for elementwise
-  double bytes = 0;                     // read and written, each tensor once
-  // A product's batch is counted in m. Attention has batch * heads, tokens, head dim. Sums have their length
-  // in k.
-  int64_t m = 0, n = 0, k = 0;
-  double seconds = 0;                  // measured; 0 when not timed
-  c10::ScalarType from = c10::kFloat;  // what a copy reads; for other operations the same as dtype
-  // Filled in by an audit, which looks at the values (OpRecorder::Options):
-  int64_t num_overflows = 0;  // infinite or NaN results of finite inputs
-  double largest = 0;         // magnitude among finite results in 16 bits
-  bool by_call = false;       // a RankCall makes it
-};
 
 enum class MemoryKind {
   kWeights,    // in the compute dtype; none if the master has that dtype and computes itself

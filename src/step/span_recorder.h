@@ -20,14 +20,6 @@ class TrainingState;
 using StateVisitor = std::function<void(const at::Tensor& tensor, MemoryKind kind)>;
 void visit_state(const TrainingState& state, const StateVisitor& visitor);
 
-// Gives a recorder its operations.
-class OpSource {
- public:
-  virtual ~OpSource() = default;
-  virtual size_t num_recorded() const = 0;  // since the last take()
-  virtual std::vector<OpRecord> take() = 0;
-};
-
 // Use for one step: construct, register_state, attach to the allocator (MetaAllocationScope or
 // observe_cpu_allocations), to the step (TrainStep::observe) and, for its collectives, to the group; run,
 // detach, finish. What happens before the first phase is counted in that phase. Records only blocks that the
@@ -35,7 +27,7 @@ class OpSource {
 class SpanRecorder : public AllocationObserver, public StepObserver, public CollectiveObserver {
  public:
   // With null `ops`, operations are not recorded. REQUIRES: `ops` outlives this.
-  explicit SpanRecorder(OpSource* ops = nullptr) : ops_(ops) {}
+  explicit SpanRecorder(OpRecorder* ops = nullptr) : ops_(ops) {}
 
   // Counts the persistent blocks by kind. A shared storage counts once; buffers without memory of their own
   // are left out.
@@ -75,7 +67,7 @@ class SpanRecorder : public AllocationObserver, public StepObserver, public Coll
   void add(CollectiveEvent event);
   void keep_alive_as(MemoryKind kind);
 
-  OpSource* ops_;
+  OpRecorder* ops_;
   RecordedStep step_;
   Span before_;  // what happens before the first phase
   int64_t micro_step_ = -1, times_ = 1;

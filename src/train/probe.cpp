@@ -52,7 +52,7 @@ ValidationOptions short_validation(const TrainOptions& options) {
 
 TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   if (options.steps < 1) fail("probe", "--steps expects a positive number, got {}", options.steps);
-  if (options.audit_ops && options.steps < kLeastAuditSteps)
+  if (options.audits_precision && options.steps < kLeastAuditSteps)
     fail("probe", "--audit-precision audits a step after the warm-up: --steps expects {} or more, got {}",
          kLeastAuditSteps, options.steps);
   if (!options.train.watch.profile.empty())
@@ -149,7 +149,7 @@ nlohmann::json probe(const ProbeOptions& options) {
   if (folder && options.checkpoint) as_rank(group, [&] { check_disk(options.predicted, path); });
   train(run, {.predicted = options.predicted,
               .data_sheet_flops = options.data_sheet_flops,
-              .audit_ops = options.audit_ops,
+              .audits_precision = options.audits_precision,
               .saves_the_end = options.checkpoint,
               .group = options.group});
   if (!folder) return nullptr;

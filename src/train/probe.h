@@ -13,9 +13,8 @@ namespace kiln {
 struct ProbeOptions {
   TrainOptions train;
   int64_t steps = 500;
-  // Audits the precision of the first steady step (RunContext::audit_ops). Null: no audit.
-  MakeOpSource audit_ops = nullptr;
-  std::string report{};  // file for the report of the steps; "": no report
+  bool audits_precision = false;  // of the first steady step (RunContext)
+  std::string report{};           // file for the report of the steps; "": no report
   // Whether a checkpoint ends the run, so that this phase is measured too. Without it no disk is needed.
   bool checkpoint = true;
   nlohmann::json predicted = nullptr;  // the figures of a plan (watch/prediction.h)

@@ -198,7 +198,8 @@ void RunWatch::compare_with_plan() {
 }
 
 void RunWatch::begin_audit() {
-  audited_ops_ = audit_ops_(run_.device);
+  audited_ops_ = std::make_unique<OpRecorder>(
+      OpRecorder::Options{.timed = true, .checks_values = true, .device = run_.device});
   audited_ = std::make_unique<SpanRecorder>(audited_ops_.get());
   observers_.add(audited_.get());
 }

@@ -2,7 +2,6 @@
 // it what happens; it decides nothing.
 #pragma once
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -58,8 +57,8 @@ class RunWatch {
   };
   void log_step(const Step& step, const StepResult& result);
   int64_t num_steps() const { return measurement_.num_steps(); }  // of this process
-  // Audits the precision of the first steady step. Null `ops`: no audit.
-  void audit_with(std::function<std::unique_ptr<OpSource>(at::Device)> ops) { audit_ops_ = std::move(ops); }
+  // Audits the precision of the first steady step.
+  void audit() { audits_ = true; }
 
   void loss_scale(double scale);
   // Logs what holds from the next step on, as a line of log.jsonl. Adds its "step".
@@ -100,7 +99,7 @@ class RunWatch {
   void resume(const TrainStateInfo& saved, bool is_next);
   void profile();
   StepFigures measured_figures();
-  bool audits_next_step() const { return audit_ops_ && run_.is_first() && num_steps() == kAuditedStep; }
+  bool audits_next_step() const { return audits_ && run_.is_first() && num_steps() == kAuditedStep; }
   void end_profiled_step();
   void begin_audit();
   void end_audit();
@@ -117,9 +116,9 @@ class RunWatch {
   double flops_ = 0;                        // of all measured steps
   double checkpoint_pause_s_ = 0;           // of the last checkpoint; 0: there was none
   std::unique_ptr<StepProfiler> profiler_;  // rank 0's
-  std::function<std::unique_ptr<OpSource>(at::Device)> audit_ops_;
-  std::unique_ptr<OpSource> audited_ops_;  // during the audited step
-  std::unique_ptr<SpanRecorder> audited_;  // during the audited step
+  bool audits_ = false;
+  std::unique_ptr<OpRecorder> audited_ops_;  // during the audited step
+  std::unique_ptr<SpanRecorder> audited_;    // during the audited step
 };
 
 }  // namespace kiln

@@ -274,7 +274,7 @@ std::string unnamed_size(const ModelOptions& options, const nlohmann::json& conf
 }
 
 double flops_of_image(const Training& training, const ImageExtent& image) {
-  return (training.lora.empty() ? 3 : 2) * training.denoiser->shape().forward_flops(image);
+  return (training.lora.empty() ? 3 : 2) * (*training.forward_flops)(image);
 }
 
 ImageExtent largest_extent(const DataShape& data) {
@@ -325,6 +325,7 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   Training training{.objective = make_objective(objective_config_of(options.objective)),
                     .optimizer = make_optimizer(optimizer_config_of(options.optimizer))};
   training.model_config = denoiser_config_of(options, data, *training.objective);
+  training.forward_flops = std::make_unique<ForwardFlops>(options.model.name, training.model_config);
   const bool in_fp8 = options.compute.is_fp8(), is_dry = !has_values(device);
   if (in_fp8 && !is_dry) ops::require_fp8(device, options.compute.emulate_fp8);
   training.denoiser =

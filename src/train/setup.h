@@ -6,6 +6,7 @@
 
 #include "data/loader/batch.h"
 #include "diffusion/objective.h"
+#include "models/forward_flops.h"
 #include "models/lora.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
@@ -53,6 +54,7 @@ struct Training {
   std::unique_ptr<Objective> objective;
   std::unique_ptr<Optimizer> optimizer;
   nlohmann::json model_config{};  // as resolved
+  std::unique_ptr<ForwardFlops> forward_flops{};
   std::unique_ptr<Denoiser> denoiser{};
   bool has_null_rows = true;      // false: --weights lacks those that the model has, which are zeros then
   std::vector<LoraLayer> lora{};  // trained instead of the denoiser; empty: the denoiser itself is trained

@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "cuda/gpu_test.h"
+#include "ops/op_recorder.h"
 #include "parallel/nvml.h"
 #include "plan/price/this_machine.h"
-#include "plan/trace/op_recorder.h"
 #include "watch/phase_timers.h"
 
 namespace kiln {

@@ -16,11 +16,11 @@
 #include "models/autoencoders/autoencoder.h"
 #include "models/registry.h"
 #include "models/text/text_registry.h"
+#include "ops/op_recorder.h"
 #include "ops/planned/engine_sums.h"
 #include "plan/described_ops.h"
 #include "plan/price/calibrate.h"
 #include "plan/price/step_timing.h"
-#include "plan/trace/op_recorder.h"
 #include "plan/trace/trace.h"
 #include "run/option_values.h"
 

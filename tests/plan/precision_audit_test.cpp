@@ -8,8 +8,8 @@
 
 #include "core/aten.h"
 #include "diffusion/objective.h"
+#include "ops/op_recorder.h"
 #include "optim/optimizer.h"
-#include "plan/trace/op_recorder.h"
 #include "step/training_state.h"
 #include "train/tiny_model.h"
 
@@ -51,7 +51,7 @@ class Block : public Segment {
 class PlantedModel : public Denoiser {
  public:
   PlantedModel(const BuildOptions& options, const std::vector<std::pair<std::string, Plant>>& blocks) {
-    shape_ = {.in_channels = 4, .out_channels = 4, .input_size = 8, .forward_flops = {}};
+    shape_ = {.in_channels = 4, .out_channels = 4, .input_size = 8};
     for (const auto& [name, plant] : blocks)
       segments_.push_back(std::make_unique<Block>(name, options, plant));
   }

@@ -17,7 +17,7 @@ class SkipModel : public Denoiser {
   static constexpr int64_t kChannels = 4, kSide = 8, kHidden = 24, kNumSegments = 5;
 
   explicit SkipModel(const BuildOptions& options) {
-    shape_ = {.in_channels = kChannels, .out_channels = kChannels, .input_size = kSide, .forward_flops = {}};
+    shape_ = {.in_channels = kChannels, .out_channels = kChannels, .input_size = kSide};
     segments_.push_back(std::make_unique<In>(options));
     segments_.push_back(std::make_unique<Down>(options));
     segments_.push_back(std::make_unique<Middle>(options));

@@ -148,22 +148,6 @@ class DitFinal : public Segment {
   Linear linear_, adaln_;
 };
 
-// Counts the matrix products of one image, without norms and activations.
-double forward_flops(const DitConfig& c, const ImageExtent& image) {
-  const int64_t patches_high = image.height / c.patch_size, patches_wide = image.width / c.patch_size;
-  const double tokens = static_cast<double>(patches_high * patches_wide),
-               width = static_cast<double>(c.hidden_size);
-  const double patch = static_cast<double>(c.patch_size * c.patch_size),
-               mlp = static_cast<double>(c.mlp_size());
-  const double embed =
-      tokens * static_cast<double>(c.in_channels) * patch * width + kFrequencySize * width + width * width;
-  const double per_token =
-      4 * width * width + 2 * tokens * width + 2 * width * mlp;  // qkv, proj; q k^T, p v; mlp
-  const double block = tokens * per_token + 6 * width * width;
-  const double final = 2 * width * width + tokens * width * patch * static_cast<double>(c.out_channels());
-  return 2 * (embed + static_cast<double>(c.depth) * block + final);
-}
-
 class Dit : public Denoiser {
  public:
   Dit(const DitConfig& config, const BuildOptions& options) {
@@ -176,8 +160,7 @@ class Dit : public Denoiser {
         .out_channels = config.out_channels(),
         .input_size = config.input_size,
         .conditioning = {.num_classes = config.num_classes, .has_null_class = config.has_null_class()},
-        .guided_channels = std::min<int64_t>(3, config.in_channels),  // forward_with_cfg of the original
-        .forward_flops = [config](const ImageExtent& image) { return forward_flops(config, image); }};
+        .guided_channels = std::min<int64_t>(3, config.in_channels)};  // forward_with_cfg of the original
   }
 };
 

@@ -336,30 +336,6 @@ class PixartFinal : public Segment {
   ModulatedFinal last_;
 };
 
-// Counts the matrix products of one picture.
-double forward_flops(const PixartConfig& c, const ImageExtent& image) {
-  const int64_t patches_high = image.height / c.patch_size, patches_wide = image.width / c.patch_size;
-  const double tokens = static_cast<double>(patches_high * patches_wide),
-               width = static_cast<double>(c.hidden_size);
-  const double rows = image.text_rows, mlp = static_cast<double>(c.mlp_size());
-  const double patch = static_cast<double>(c.patch_size * c.patch_size);
-  const double captions = static_cast<double>(c.projects_captions ? c.caption_channels : 0);
-  const double embed = tokens * static_cast<double>(c.in_channels) * patch * width +
-                       (kScalarFrequencies + 7 * width) * width +
-                       (captions > 0 ? rows * (captions + width) * width : 0);
-  double blocks = 0;
-  for (int64_t i = 0; i < c.depth; ++i) {
-    const double factor = c.thins(i) ? static_cast<double>(c.kv_factor) : 1;
-    const double keys =
-        tokens / (c.kv_sampling == PixartConfig::KvSampling::kEvery ? factor : factor * factor);
-    blocks += tokens * (4 * width * width + 2 * keys * width);  // self attention
-    blocks += 2 * tokens * width * width + 2 * rows * width * width + 2 * tokens * rows * width;  // cross
-    blocks += tokens * 2 * width * mlp;
-  }
-  const double final = tokens * width * patch * static_cast<double>(c.out_channels());
-  return 2 * (embed + blocks + final);
-}
-
 class Pixart : public Denoiser {
  public:
   Pixart(const PixartConfig& config, const BuildOptions& options) {
@@ -378,8 +354,7 @@ class Pixart : public Denoiser {
               .input_size = config.input_size,
               .size_multiple = config.multi_scale ? config.patch_size : 0,
               .conditioning = conditioning,
-              .guided_channels = config.in_channels,
-              .forward_flops = [config](const ImageExtent& image) { return forward_flops(config, image); }};
+              .guided_channels = config.in_channels};
   }
 };
 

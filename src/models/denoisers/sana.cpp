@@ -220,23 +220,6 @@ class SanaFinal : public Segment {
   ModulatedFinal last_;
 };
 
-// Counts the matrix products and the depthwise convolution of one picture.
-double forward_flops(const SanaConfig& c, const ImageExtent& image) {
-  const int64_t patches_high = image.height / c.patch_size, patches_wide = image.width / c.patch_size;
-  const double tokens = static_cast<double>(patches_high * patches_wide),
-               width = static_cast<double>(c.width());
-  const double cross = static_cast<double>(c.cross_width()), mlp = static_cast<double>(c.mlp_size());
-  const double rows = image.text_rows, patch = static_cast<double>(c.patch_size * c.patch_size);
-  const double embed = tokens * static_cast<double>(c.in_channels) * patch * width +
-                       (kScalarFrequencies + 7 * width) * width +
-                       rows * (static_cast<double>(c.caption_channels) + width) * width;
-  const double self = tokens * (4 * width * width + 2 * width * static_cast<double>(c.attention_head_dim));
-  const double across = 2 * tokens * width * cross + 2 * rows * width * cross + 2 * tokens * rows * cross;
-  const double feed_forward = tokens * (3 * width * mlp + 18 * mlp);
-  const double final = tokens * width * patch * static_cast<double>(c.out_channels);
-  return 2 * (embed + static_cast<double>(c.num_layers) * (self + across + feed_forward) + final);
-}
-
 class Sana : public Denoiser {
  public:
   Sana(const SanaConfig& config, const BuildOptions& options) {
@@ -252,8 +235,7 @@ class Sana : public Denoiser {
               .input_size = config.sample_size,
               .size_multiple = config.patch_size,
               .conditioning = conditioning,
-              .guided_channels = config.in_channels,
-              .forward_flops = [config](const ImageExtent& image) { return forward_flops(config, image); }};
+              .guided_channels = config.in_channels};
   }
 };
 

@@ -195,16 +195,14 @@ class Unet : public Denoiser {
     segments_.push_back(std::make_unique<UnetMid>(config, options));
     add_up(config, options);
     segments_.push_back(std::make_unique<UnetFinal>(config, options));
-    shape_ = {
-        .in_channels = config.in_channels,
-        .out_channels = config.out_channels,
-        .input_size = config.sample_size,
-        .size_multiple = 1,
-        .conditioning = {.text_width = config.cross_attention_dim,
-                         .max_text_tokens = kTextRows,
-                         .pads_text = true},
-        .guided_channels = config.in_channels,
-        .forward_flops = [config](const ImageExtent& image) { return unet_forward_flops(config, image); }};
+    shape_ = {.in_channels = config.in_channels,
+              .out_channels = config.out_channels,
+              .input_size = config.sample_size,
+              .size_multiple = 1,
+              .conditioning = {.text_width = config.cross_attention_dim,
+                               .max_text_tokens = kTextRows,
+                               .pads_text = true},
+              .guided_channels = config.in_channels};
   }
 
  private:

@@ -47,7 +47,4 @@ nlohmann::json to_json(const UnetConfig& config);
 nlohmann::json complete_unet_config(const nlohmann::json& config,
                                     const std::map<std::string, std::vector<int64_t>>& shapes);
 
-// Counts two for each multiply-add of the matrix products and convolutions of one image.
-double unet_forward_flops(const UnetConfig& config, const ImageExtent& image);
-
 }  // namespace kiln

@@ -8,8 +8,8 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/median.h"
+#include "ops/op_recorder.h"
 #include "plan/price/machine_clock.h"
-#include "plan/trace/op_recorder.h"
 #include "plan/trace/trace.h"
 
 namespace kiln {

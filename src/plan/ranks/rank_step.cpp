@@ -6,7 +6,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "plan/trace/op_recorder.h"
+#include "ops/op_recorder.h"
 
 namespace kiln {
 

@@ -11,7 +11,8 @@ namespace kiln {
 
 namespace {
 
-// The traced share of the counted arithmetic may be this much less: counts leave out what is small.
+// The traced share of the counted arithmetic may be this much less: some of a CPU's operations, which are
+// priced by their bytes, have none.
 constexpr double kCountedShare = 0.95;
 
 std::string text_of(const OpRecord& op) {

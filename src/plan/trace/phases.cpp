@@ -7,7 +7,7 @@
 #include "core/aten.h"
 #include "core/tensors.h"
 #include "diffusion/sampler.h"
-#include "plan/trace/op_recorder.h"
+#include "ops/op_recorder.h"
 #include "plan/trace/trace.h"
 #include "sample/sampler_loop.h"
 #include "step/forward_pass.h"

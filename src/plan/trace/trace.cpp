@@ -8,8 +8,8 @@
 #include "core/allocations.h"
 #include "core/aten.h"
 #include "data/loader/batches.h"
+#include "ops/op_recorder.h"
 #include "ops/planned/engine_sums.h"
-#include "plan/trace/op_recorder.h"
 #include "plan/trace/passes.h"
 #include "train/checkpoint_files.h"
 

@@ -8,12 +8,8 @@
 
 #include "parallel/ranks/process_group.h"
 #include "run/train_options.h"
-#include "step/span_recorder.h"
 
 namespace kiln {
-
-// Makes a recorder of a step's operations on a device.
-using MakeOpSource = std::function<std::unique_ptr<OpSource>(at::Device)>;
 
 // What the plan of a stage chooses and predicts.
 struct StageFit {
@@ -28,8 +24,8 @@ struct RunContext {
   // FLOP/s of matrix products in the data sheet of this rank's device, for the MFU; 0: unknown.
   double data_sheet_flops = 0;
   // Records a step past the warm-up, with times and values; rank 0 writes RUN/precision.json from it
-  // (watch/precision_audit.h). Null: no audit.
-  MakeOpSource audit_ops = nullptr;
+  // (watch/precision_audit.h).
+  bool audits_precision = false;
   // Whether the last state is saved. A probe may leave this out.
   bool saves_the_end = true;
   // Chooses the memory of a stage, or refuses what does not fit. Called for every stage ahead before the

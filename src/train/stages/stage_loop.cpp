@@ -35,7 +35,7 @@ StageLoop::StageLoop(const StagePlan& plan, const StageFit& fit, const RunContex
       steps_ahead_(steps_ahead) {
   run_.data_sheet_flops = context.data_sheet_flops;
   saves_the_end_ = context.saves_the_end;
-  audit_ops_ = context.audit_ops;
+  audits_precision_ = context.audits_precision;
   is_continued_ = !context.ahead.empty();
   plan.record(run_.config, run_.data.identity);
 }
@@ -119,7 +119,7 @@ bool StageLoop::start() {
   // A finished stage keeps the description that it was trained with.
   if (!resumed || !progress_.finished()) run_.write_description(plan_.is_staged() ? plan_.run : run_.options);
   watch_.emplace(run_, progress_, predicted_, resumed, is_next_, steps_ahead_);
-  watch_->audit_with(audit_ops_);
+  if (audits_precision_) watch_->audit();
   announce_stage();
   run_.print_description();
   rehearse();

@@ -58,8 +58,7 @@ class StageLoop {
   TrainingRun run_;
   Progress progress_;
   nlohmann::json predicted_;
-  bool saves_the_end_ = true, is_next_ = false, is_continued_ = false;
-  MakeOpSource audit_ops_;
+  bool saves_the_end_ = true, audits_precision_ = false, is_next_ = false, is_continued_ = false;
   double steps_ahead_ = 0;
   RunFolder folder_;
   std::unique_ptr<CheckpointSaver> saver_;

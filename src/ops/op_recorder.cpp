@@ -1,4 +1,4 @@
-#include "plan/trace/op_recorder.h"
+#include "ops/op_recorder.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/dispatch/Dispatcher.h>

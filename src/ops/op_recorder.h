@@ -5,8 +5,9 @@
 
 #include <chrono>
 #include <memory>
-
-#include "step/span_recorder.h"
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace c10 {
 class DebugInfoGuard;
@@ -14,9 +15,32 @@ class DebugInfoGuard;
 
 namespace kiln {
 
+enum class OpClass { kMatmul, kAttention, kConvolution, kElementwise };  // elementwise: memory-bound
+
+// One leaf operation: "kiln::affine", "aten::mul", ... An operation that torch composes of others is recorded
+// as those others. One with a kernel of its own, or one that Kiln marks (ops/op_mark.h), is recorded as a
+// whole. So the same step gives the same operations on every device. Operations that move no data (views,
+// empty) are not recorded.
+struct OpRecord {
+  std::string name;
+  OpClass op_class = OpClass::kElementwise;
+  c10::ScalarType dtype = c10::kFloat;  // of the operands for products and attention, else of the result
+  double flops = 0;                     // multiply-adds times two, as executed; 0 for elementwise
+  double bytes = 0;                     // read and written, each tensor once
+  // A product's batch is counted in m. Attention has batch * heads, tokens, head dim. Sums have their length
+  // in k.
+  int64_t m = 0, n = 0, k = 0;
+  double seconds = 0;                  // measured; 0 when not timed
+  c10::ScalarType from = c10::kFloat;  // what a copy reads; for other operations the same as dtype
+  // Filled in by an audit, which looks at the values (OpRecorder::Options):
+  int64_t num_overflows = 0;  // infinite or NaN results of finite inputs
+  double largest = 0;         // magnitude among finite results in 16 bits
+  bool by_call = false;       // a RankCall makes it
+};
+
 // While in scope, records the leaf operations of this thread and of autograd's threads on its behalf. A
 // thread has one recorder at a time.
-class OpRecorder : public OpSource {
+class OpRecorder {
  public:
   struct Options {
     // Measures the seconds of each operation. On a CUDA device it synchronises around each, and takes off the
@@ -28,10 +52,10 @@ class OpRecorder : public OpSource {
   explicit OpRecorder(const Options& options);
   explicit OpRecorder(bool timed, at::Device device = at::kCPU)
       : OpRecorder(Options{.timed = timed, .device = device}) {}
-  ~OpRecorder() override;
+  ~OpRecorder();
   OpRecorder(const OpRecorder&) = delete;
-  size_t num_recorded() const override { return records_.size(); }
-  std::vector<OpRecord> take() override { return std::exchange(records_, {}); }
+  size_t num_recorded() const { return records_.size(); }  // since the last take()
+  std::vector<OpRecord> take() { return std::exchange(records_, {}); }
 
  private:
   friend struct OpCallbacks;
