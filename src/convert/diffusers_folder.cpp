@@ -229,7 +229,7 @@ class FolderWriter {
   std::string write_autoencoder() {
     if (options_.autoencoder.empty()) {
       const KnownAutoencoder* const known = known_autoencoder(record_.autoencoder.name);
-      const std::string class_name = known ? known->class_name : format_.autoencoder;
+      const std::string class_name = known ? known->class_name : family_of(record_.model).latents.autoencoder;
       if (class_name.empty()) index_["vae"] = {nullptr, nullptr};
       return class_name;
     }

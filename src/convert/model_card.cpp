@@ -243,9 +243,9 @@ std::string loop_code(const ModelCard& card) {
   // DDPM reads the learned variance behind the prediction.
   const json& outside = card.schedule.outside_pipelines;
   const bool keeps_variance = outside.is_object() && outside.contains("variance_type");
-  code += fmt::format(
-      "        sample = scheduler.step(output{}, step, sample).prev_sample\n",
-      card.shape.out_channels > channels && !keeps_variance ? fmt::format("[:, :{}]", channels) : "");
+  code +=
+      fmt::format("        sample = scheduler.step(output{}, step, sample).prev_sample\n",
+                  card.shape.predicts_sigma() && !keeps_variance ? fmt::format("[:, :{}]", channels) : "");
   return code + "x = sample\n" + decode(card, "vae");
 }
 

@@ -54,6 +54,7 @@ struct ConditioningShape {
 
   bool takes_labels() const { return num_classes > 0 || has_null_class; }
   bool takes_text() const { return text_width > 0; }
+  bool can_be_guided() const { return has_null_class || takes_text(); }
 };
 
 // Returns the index of each row in its padded caption, (T) i64 on the rows' device.

@@ -1,5 +1,6 @@
 // The interface of a family of denoisers to the rest of Kiln. A family is one row of models/registry.cpp and
-// its own files in models/denoisers/; no other file names it.
+// its own files in models/denoisers/. No other file names it (tools/check_layers): what differs between
+// families is a field of the row, or of the shape of a model (models/model.h).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -59,10 +60,7 @@ struct ForeignFormat {
   const char* class_name;                                 // of config.json's "_class_name"
   const char* component;                                  // its folder in a pipeline: "transformer", "unet"
   const char* (*pipeline)(const nlohmann::json& config);  // "_class_name" of model_index.json
-  const char* autoencoder = "AutoencoderKL";              // class of the pipeline's vae
-  const char* text_encoder = "";  // of the published models; "": they take no captions
-  const char* objective =
-      R"({"type": "iddpm"})";            // of the published models; it decides the pipeline's scheduler
+  const char* text_encoder = "";         // of the published models; "": they take no captions
   std::vector<const char*> absent = {};  // components that the user gives when loading a pipeline
   // Of the null rows (L, D), which have no place in the class: they lie in kNullRowsFile of the pipeline's
   // folder, and load_model() reads them. "": the family has none.
@@ -87,9 +85,10 @@ struct FileKeys {
   TensorMap (*to_file)(const nlohmann::json& config, const TensorMap& tensors);  // weights or gradients
 };
 
-// The latents that the published models of a family make.
+// The latents that the published models of a family make, and the class of diffusers that makes them.
 struct PublishedLatents {
   int64_t channels = 4, downsample = 8;  // of Stable Diffusion's autoencoder
+  const char* autoencoder = "AutoencoderKL";
 };
 
 // How a published model was trained.

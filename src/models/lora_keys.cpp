@@ -12,13 +12,13 @@
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "models/registry.h"
 
 namespace kiln {
 namespace {
 
 constexpr std::string_view kKohyaPrefix = "lora_unet_";
 constexpr std::string_view kTextPrefixes[] = {"lora_te", "text_encoder"};
-constexpr std::string_view kDiffusersPrefixes[] = {"unet.", "transformer."};
 
 // The names of a pair of factors. The scale beside them is called kAlpha.
 struct PairName {
@@ -56,8 +56,8 @@ std::optional<std::string> module_of(std::string stem,
       fail("lora", "{} names no layer of the model: the adapter is of another base", stem);
     return found->second;
   }
-  for (const std::string_view prefix : kDiffusersPrefixes)
-    if (stem.starts_with(prefix)) stem = stem.substr(prefix.size());
+  for (const std::string& component : denoiser_components())  // of which diffusers' keys begin
+    if (stem.starts_with(component + ".")) stem = stem.substr(component.size() + 1);
   return without_processor(stem);
 }
 

@@ -124,6 +124,7 @@ struct DenoiserShape {
   ConditioningShape conditioning{};
   int64_t guided_channels = 0;  // guidance changes so many first channels by the published model's convention
 
+  bool predicts_sigma() const { return out_channels > in_channels; }
   // Returns the extent of an image of the model's own size with the longest caption.
   ImageExtent native_extent() const {
     return {input_size, input_size, static_cast<double>(conditioning.max_text_tokens)};

@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/text/nearest_name.h"
 #include "core/text/some_of.h"
@@ -132,6 +134,15 @@ ForeignFamily foreign_family(const std::string& class_name) {
     for (const ForeignFormat& format : family.formats)
       if (class_name == format.class_name) return {&family, &format};
   return {};
+}
+
+std::vector<std::string> denoiser_components() {
+  std::vector<std::string> components;
+  for (const Family& family : families())
+    for (const ForeignFormat& format : family.formats)
+      if (std::ranges::find(components, format.component) == components.end())
+        components.emplace_back(format.component);
+  return components;
 }
 
 }  // namespace kiln

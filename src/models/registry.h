@@ -71,5 +71,7 @@ struct ForeignFamily {
 };
 // Finds the family that reads weights of this diffusers class. Both pointers are null for an unknown class.
 ForeignFamily foreign_family(const std::string& class_name);
+// Returns the folders of pipelines that hold a denoiser: "transformer", "unet".
+std::vector<std::string> denoiser_components();
 
 }  // namespace kiln

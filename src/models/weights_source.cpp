@@ -246,7 +246,7 @@ WeightsSource find_weights(const std::string& path, const WeightsChoice& choice)
   if (!fs::is_directory(folder)) return file_weights(path);
   if (fs::exists(folder / "store.json"))
     fail("weights", "{} is a feature store, not weights: see kiln store inspect", path);
-  for (const char* component : {"transformer", "unet"})  // of a pipeline
+  for (const std::string& component : denoiser_components())
     if (fs::is_directory(folder / component)) return folder_weights(folder / component, choice);
   if (fs::is_directory(folder / "checkpoints") || fs::exists(folder / "log.jsonl"))
     return newest_weights(path, choice);

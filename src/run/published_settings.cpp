@@ -202,7 +202,7 @@ ModelRecord::DrawingInfo drawing_info(const Drawing& drawing, const DenoiserShap
   return {.sampler = drawing.sampler,
           .num_sampling_steps = drawing.num_sampling_steps,
           .cfg_scale = drawing.cfg_scale,
-          .guided_channels = shape.out_channels > shape.in_channels ? "model" : "all",
+          .guided_channels = shape.predicts_sigma() ? "model" : "all",
           .unconditional = conditioning.has_null_text    ? "null_rows"
                            : conditioning.takes_text()   ? "empty_caption"
                            : conditioning.has_null_class ? "null_class"

@@ -120,8 +120,7 @@ SampleOptions sample_options(const SampleCommand& command, const DrawingSource& 
   const DenoiserShape& shape = source.denoiser->shape();
   const Drawing drawing = drawing_of(source.record, source.record.objective, command.sampler);
   options.sampler = choose_sampler(command, source.record.objective, drawing);
-  const bool can_guide = shape.conditioning.takes_text() || shape.conditioning.has_null_class;
-  options.cfg_scale = command.cfg_scale.value_or(can_guide ? drawing.cfg_scale : 1);
+  options.cfg_scale = command.cfg_scale.value_or(shape.conditioning.can_be_guided() ? drawing.cfg_scale : 1);
   const LatentSides sides = latent_sides(command, source, init ? &init->image : nullptr);
   options.height = sides.height;
   options.width = sides.width;
@@ -202,7 +201,7 @@ SampleOutput open_output(const SampleCommand& command, const DrawingSource& sour
   if (command.tf32 && options.device.is_cuda()) output.settings["tf32"] = true;
   const std::string& recorded = source.record.drawing.guided_channels;
   if (command.cfg_convention == "auto" && !recorded.empty() &&
-      recorded != (shape.out_channels > shape.in_channels ? "model" : "all"))
+      recorded != (shape.predicts_sigma() ? "model" : "all"))
     output.settings["guided_channels"] = recorded;
   if (shape.conditioning.has_null_text && source.record.drawing.unconditional == kEmptyCaption)
     output.settings["unconditional"] = kEmptyCaption;

@@ -120,7 +120,7 @@ void settle_objective(const SampleCommand& command, const json& scheduler, Drawi
   const DenoiserShape& shape = source.denoiser->shape();
   if (record.objective.at("type") == "iddpm" &&
       !(recorded.is_object() && recorded.at("type") == record.objective.at("type")))
-    record.objective["learn_sigma"] = shape.out_channels > shape.in_channels;
+    record.objective["learn_sigma"] = shape.predicts_sigma();
 }
 
 // Names settings of --model-config that are others than the weights were trained with.

@@ -93,8 +93,8 @@ DenoiseFn guided_denoiser(const Denoiser& denoiser, const Conditioning& cond, co
                  {.x_t = x, .timesteps = at::full({x.size(0)}, model_t, x.options()), .conditioning = cond})
           .to(at::kFloat);
     };
-  const bool by_model = convention == CfgConvention::kModel ||
-                        (convention == CfgConvention::kAuto && shape.out_channels > shape.in_channels);
+  const bool by_model =
+      convention == CfgConvention::kModel || (convention == CfgConvention::kAuto && shape.predicts_sigma());
   const int64_t guided = by_model ? shape.guided_channels : shape.in_channels;
   return [forward = std::move(forward), both = joined(cond, uncond), cfg_scale, guided](const at::Tensor& x,
                                                                                         double model_t) {

@@ -112,7 +112,7 @@ void validate_sampling(const TrainOptions& options, const ModelRecord& info, boo
 }
 
 double grid_cfg_scale(const TrainOptions& options, const ConditioningShape& shape) {
-  return shape.has_null_class || shape.takes_text() ? options.samples.cfg_scale : 1;
+  return shape.can_be_guided() ? options.samples.cfg_scale : 1;
 }
 
 ForwardFn forward_of(const Training& training) {

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -45,6 +45,12 @@ struct KnownAutoencoder {
 };
 // Returns null for an unknown name.
 const KnownAutoencoder* known_autoencoder(const std::string& name);
+struct PublishedAutoencoder {
+  nlohmann::json config;
+  std::string whose;  // "Sana's DC-AE f32c32"
+};
+// Returns the published autoencoder that may have made latents of so many pixels a side and channels.
+PublishedAutoencoder published_autoencoder(int64_t downsample, int64_t channels);
 // Builds the class that a config names, or AutoencoderKL if it names none. Does not load weights. Throws
 // Error.
 std::unique_ptr<Autoencoder> build_autoencoder(const nlohmann::json& config, const BuildOptions& options);

@@ -85,18 +85,25 @@ struct AutoencoderClass {
   KnownAutoencoder known;
   std::unique_ptr<Autoencoder> (*build)(const json& config, const BuildOptions& options);
   WeightMap (*weights)(const WeightMap& file);
+  // Of the published models that latents of unknown origin are taken to be of.
+  const json& (*published)();
+  const char* whose;
 };
 constexpr AutoencoderClass kClasses[] = {
     {{"autoencoder_kl", "AutoencoderKL", 8},
      [](const json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
        return std::make_unique<AutoencoderKl>(parse_autoencoder_kl_config(config), options);
      },
-     current_autoencoder_kl_weights},
+     current_autoencoder_kl_weights,
+     sd_vae_config,
+     "KL-f8's"},
     {{"autoencoder_dc", "AutoencoderDC", 32},
      [](const json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
        return std::make_unique<AutoencoderDc>(parse_autoencoder_dc_config(config), options);
      },
-     autoencoder_dc_weights},
+     autoencoder_dc_weights,
+     sana_autoencoder_config,
+     "Sana's DC-AE f32c32"},
 };
 
 const AutoencoderClass& class_of(const json& config, const fs::path& weights) {
@@ -138,6 +145,15 @@ const KnownAutoencoder* known_autoencoder(const std::string& name) {
   for (const AutoencoderClass& each : kClasses)
     if (name == each.known.name) return &each.known;
   return name == kPixels.name ? &kPixels : nullptr;
+}
+
+PublishedAutoencoder published_autoencoder(int64_t downsample, int64_t channels) {
+  const AutoencoderClass* found = kClasses;
+  for (const AutoencoderClass& each : kClasses)
+    if (downsample >= each.known.downsample) found = &each;
+  json config = found->published();
+  config["latent_channels"] = channels;
+  return {.config = std::move(config), .whose = found->whose};
 }
 
 std::unique_ptr<Autoencoder> build_autoencoder(const json& config, const BuildOptions& options) {

@@ -13,11 +13,10 @@ constexpr const char* kFastOptions = R"({"compute-dtype": "fp16", "recompute": "
 Family dit_family() {
   return {.name = "dit",
           .presets = dit_presets,
-          .resolve = [](const nlohmann::json& config) { return to_json(parse_dit_config(config)); },
+          .resolve = resolve_with<parse_dit_config>,
           .complete = complete_dit_config,
           .fit = fit_dit_config,
-          .build = [](const nlohmann::json& config,
-                      const BuildOptions& options) { return build_dit(parse_dit_config(config), options); },
+          .build = build_with<parse_dit_config, build_dit>,
           .recognise = recognise_dit,
           .formats = {dit_diffusers_format()},
           .published = {{"DiT-XL/2", 256, 256, 1e-4, 7'000'000, "DiT-XL/2's published 7M steps", 64},

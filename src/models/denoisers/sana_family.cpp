@@ -8,19 +8,17 @@ constexpr const char* kConcepts = "begins to learn concepts, as a guide says";
 }  // namespace
 
 Family sana_family() {
-  using nlohmann::json;
   return {
       .name = "sana",
       .presets = sana_presets,
-      .resolve = [](const json& config) { return to_json(parse_sana_config(config)); },
+      .resolve = resolve_with<parse_sana_config>,
       .complete = complete_sana_config,
       .fit = fit_sana_config,
-      .build = [](const json& config,
-                  const BuildOptions& options) { return build_sana(parse_sana_config(config), options); },
+      .build = build_with<parse_sana_config, build_sana>,
       .recognise = recognise_sana,
       .formats = {sana_diffusers_format()},
       .file_keys = {sana_file_keys()},
-      .latents = {.channels = 32, .downsample = 32},
+      .latents = {.channels = 32, .downsample = 32, .autoencoder = "AutoencoderDC"},
       .size_key = "sample_size",
       // From the repository's configs: 1e-4 times the root of batch / 256, and 2e-5 for Sana-1.5. They do not
       // say the batch of all GPUs or the number of steps. Sana-Sprint's 2e-6 belongs to a distillation, which

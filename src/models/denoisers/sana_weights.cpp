@@ -92,9 +92,7 @@ ForeignFormat sana_diffusers_format() {
               [](const json& config) {
                 return parse_sana_config(config).guidance_embeds ? "SanaSprintPipeline" : "SanaPipeline";
               },
-          .autoencoder = "AutoencoderDC",
           .text_encoder = "gemma2",
-          .objective = R"({"type": "flow", "shift": 3.0})",
           .absent = {"tokenizer", "text_encoder"},
           .config_from = [](const json& foreign,
                             const std::string&) { return to_json(parse_sana_config(foreign)); },

@@ -178,7 +178,7 @@ json to_json(const UnetConfig& c) {
   return config;
 }
 
-json complete_unet_config(const json& config, const std::map<std::string, std::vector<int64_t>>& shapes) {
+json complete_unet_config(const json& config, const WeightShapes& shapes) {
   json completed = config;
   const auto take = [&](const char* option, const char* key, size_t dim) {
     const auto found = shapes.find(key);
@@ -192,6 +192,22 @@ json complete_unet_config(const json& config, const std::map<std::string, std::v
   if (!config.contains("use_linear_projection") && projection != shapes.end())
     completed["use_linear_projection"] = projection->second.size() == 2;
   return completed;
+}
+
+json fit_unet_config(const json& config, const ModelNeeds& needs) {
+  if (needs.learns_sigma)
+    fail(kUnet, "the U-Net predicts no sigma: choose --objective epsilon or v_prediction");
+  for (const int64_t given : {needs.hidden_size, needs.depth, needs.num_heads, needs.patch_size})
+    if (given > 0)
+      fail(kUnet,
+           "--hidden-size, --depth, --num-heads and --patch-size are for transformers: give "
+           "--model-config '{{\"block_out_channels\": [..]}}'");
+  if (needs.position_scale > 0) fail(kUnet, "--position-scale: a U-Net has no positions to scale");
+  json fitted = config;
+  fitted["sample_size"] = needs.side;
+  fitted["in_channels"] = fitted["out_channels"] = needs.channels;
+  if (needs.text_width > 0) fitted["cross_attention_dim"] = needs.text_width;
+  return fitted;
 }
 
 }  // namespace kiln

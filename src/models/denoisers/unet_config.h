@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/model.h"
+#include "models/family.h"
 
 namespace kiln {
 
@@ -44,7 +44,8 @@ UnetConfig parse_unet_config(const nlohmann::json& config);
 nlohmann::json to_json(const UnetConfig& config);
 // Adds in_channels, out_channels, cross_attention_dim and use_linear_projection, where `config` lacks them
 // and the shapes of weights determine them.
-nlohmann::json complete_unet_config(const nlohmann::json& config,
-                                    const std::map<std::string, std::vector<int64_t>>& shapes);
+nlohmann::json complete_unet_config(const nlohmann::json& config, const WeightShapes& shapes);
+// Family::fit.
+nlohmann::json fit_unet_config(const nlohmann::json& config, const ModelNeeds& needs);
 
 }  // namespace kiln

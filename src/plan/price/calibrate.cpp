@@ -37,12 +37,6 @@ constexpr int64_t kGpuBatches = 16;
 // fp16 is timed for every second workload only. A CPU merely stores it, and on a GPU it is as fast as bf16.
 constexpr size_t kHalfStride = 2;
 
-// Returns the objective of the family's published models: "flow", "epsilon".
-std::string objective_of(const Family& family) {
-  const auto objective = nlohmann::json::parse(family.formats.front().objective);
-  return objective.value("prediction_type", objective.at("type").get<std::string>());
-}
-
 bool is_within(const RatePoint& small, const RatePoint& large) {
   return small.work <= large.work && small.m <= large.m && small.n <= large.n && small.k <= large.k;
 }
@@ -256,7 +250,8 @@ TrainOptions calibration_step(const Family& family, const CalibrationWorkload& w
   TrainOptions options;
   options.model.name = family.name;
   options.model.config = workload.config;
-  options.objective.name = objective_of(family);
+  if (const PublishedObjective* published = row_of(family.objectives, family.name))
+    options.objective.name = nlohmann::json::parse(published->options).at("objective");
   options.model.hidden_size = workload.hidden_size;
   options.model.num_heads = workload.num_heads;
   options.model.depth = workload.depth;

@@ -7,8 +7,7 @@
 #include "core/units.h"
 #include "data/loader/batches.h"
 #include "data/text_store/joined_text.h"
-#include "models/autoencoders/autoencoder_dc.h"
-#include "models/autoencoders/autoencoder_kl.h"
+#include "models/autoencoders/autoencoder.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/encoding/pictures.h"
 #include "train/store_data.h"
@@ -20,7 +19,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published models have
-constexpr int64_t kSanaDownsample = 32;
 constexpr PublishedLatents kPixels = {.channels = 3, .downsample = 1};
 
 int64_t num_classes_of(const std::vector<std::string>& names, const DataAsks& asks, const std::string& who) {
@@ -41,11 +39,8 @@ ConditioningShape told_of(const DataAsks& asks, DataShape& shape) {
 // Returns the autoencoder at `path`, or what it may be if nothing is there, for latents of this shape.
 AutoencoderOutline outline_of(const std::string& path, int64_t image_size, const DataShape& shape) {
   if (fs::exists(path)) return {.path = path, .config = read_autoencoder_config(path)};
-  if (image_size / shape.side() >= kSanaDownsample)
-    return {.path = path, .config = sana_autoencoder_config(), .assumed = "Sana's DC-AE f32c32"};
-  nlohmann::json config = sd_vae_config();
-  config["latent_channels"] = shape.channels;
-  return {.path = path, .config = std::move(config), .assumed = "KL-f8's"};
+  PublishedAutoencoder published = published_autoencoder(image_size / shape.side(), shape.channels);
+  return {.path = path, .config = std::move(published.config), .assumed = std::move(published.whose)};
 }
 
 TextEncoderOutline outline_of(const DataOptions& options, const DataAsks& asks, const TextShape& text) {
