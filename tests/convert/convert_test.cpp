@@ -9,7 +9,7 @@
 
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/train_state.h"
-#include "models/denoisers/dit.h"
+#include "models/denoisers/dit/dit.h"
 #include "models/load_model.h"
 #include "models/registry.h"
 #include "test_files.h"

@@ -1,6 +1,6 @@
 // DiT as the trainer and the sampler use it: segment by segment, with weights of other dtypes, on device
 // meta. tests/reference/test_dit.py holds its numbers against other implementations.
-#include "models/denoisers/dit.h"
+#include "models/denoisers/dit/dit.h"
 #include "core/aten.h"
 
 #include <ATen/core/grad_mode.h>

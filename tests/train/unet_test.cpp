@@ -1,6 +1,6 @@
 // The U-Net as the trainer and the sampler use it: segment by segment with its stack of skips, with weights
 // of other dtypes, on device meta. tests/reference/test_unet.py holds its numbers against diffusers.
-#include "models/denoisers/unet.h"
+#include "models/denoisers/unet/unet.h"
 
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>

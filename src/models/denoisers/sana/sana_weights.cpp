@@ -1,7 +1,7 @@
 // Sana's weights in the keys of its repository and in those of diffusers' SanaTransformer2DModel, which are
 // Kiln's.
 #include "core/error.h"
-#include "models/denoisers/sana.h"
+#include "models/denoisers/sana/sana.h"
 #include "models/parts/key_map.h"
 
 namespace kiln {

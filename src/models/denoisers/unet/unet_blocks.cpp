@@ -1,4 +1,4 @@
-#include "models/denoisers/unet_blocks.h"
+#include "models/denoisers/unet/unet_blocks.h"
 
 #include <cmath>
 

@@ -7,7 +7,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/text/some_of.h"
-#include "models/denoisers/dit.h"
+#include "models/denoisers/dit/dit.h"
 
 namespace kiln {
 namespace {

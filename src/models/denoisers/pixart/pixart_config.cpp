@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
-#include "models/denoisers/pixart.h"
+#include "models/denoisers/pixart/pixart.h"
 
 namespace kiln {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/denoisers/sana.h"
+#include "models/denoisers/sana/sana.h"
 
 #include <fmt/ranges.h>
 

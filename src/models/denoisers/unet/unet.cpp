@@ -1,4 +1,4 @@
-#include "models/denoisers/unet.h"
+#include "models/denoisers/unet/unet.h"
 
 #include <fmt/ranges.h>
 
@@ -6,7 +6,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/denoisers/unet_blocks.h"
+#include "models/denoisers/unet/unet_blocks.h"
 #include "models/parts/embeddings.h"
 
 namespace kiln {

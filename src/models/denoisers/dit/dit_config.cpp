@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
-#include "models/denoisers/dit.h"
+#include "models/denoisers/dit/dit.h"
 
 namespace kiln {
 namespace {

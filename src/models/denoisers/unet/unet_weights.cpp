@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "models/denoisers/unet.h"
+#include "models/denoisers/unet/unet.h"
 
 namespace kiln {
 namespace {

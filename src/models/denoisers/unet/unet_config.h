@@ -1,4 +1,4 @@
-// The config of UNet2DConditionModel (models/denoisers/unet.h), as diffusers names it.
+// The config of UNet2DConditionModel (models/denoisers/unet/unet.h), as diffusers names it.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-#include "models/denoisers/dit.h"
+#include "models/denoisers/dit/dit.h"
 #include "models/denoisers/families.h"
 
 namespace kiln {

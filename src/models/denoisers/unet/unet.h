@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "models/denoisers/unet_config.h"
+#include "models/denoisers/unet/unet_config.h"
 
 namespace kiln {
 

@@ -1,5 +1,5 @@
 #include "models/denoisers/families.h"
-#include "models/denoisers/unet.h"
+#include "models/denoisers/unet/unet.h"
 
 namespace kiln {
 namespace {

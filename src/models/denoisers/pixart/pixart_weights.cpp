@@ -1,8 +1,8 @@
 // PixArt's weights in the repository's keys and in those of diffusers' PixArtTransformer2DModel.
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/denoisers/pixart.h"
-#include "models/denoisers/pixart_keys.h"
+#include "models/denoisers/pixart/pixart.h"
+#include "models/denoisers/pixart/pixart_keys.h"
 #include "models/parts/key_map.h"
 
 namespace kiln {

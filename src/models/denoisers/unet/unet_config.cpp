@@ -3,7 +3,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
-#include "models/denoisers/unet_config.h"
+#include "models/denoisers/unet/unet_config.h"
 
 namespace kiln {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/denoisers/unet_config.h"
+#include "models/denoisers/unet/unet_config.h"
 #include "models/parts/layers.h"
 
 namespace kiln {

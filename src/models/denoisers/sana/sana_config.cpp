@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
-#include "models/denoisers/sana.h"
+#include "models/denoisers/sana/sana.h"
 
 namespace kiln {
 namespace {

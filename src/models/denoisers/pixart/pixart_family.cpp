@@ -1,5 +1,5 @@
 #include "models/denoisers/families.h"
-#include "models/denoisers/pixart.h"
+#include "models/denoisers/pixart/pixart.h"
 
 namespace kiln {
 namespace {

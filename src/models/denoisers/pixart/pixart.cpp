@@ -1,4 +1,4 @@
-#include "models/denoisers/pixart.h"
+#include "models/denoisers/pixart/pixart.h"
 
 #include <fmt/ranges.h>
 
@@ -7,7 +7,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/denoisers/pixart_keys.h"
+#include "models/denoisers/pixart/pixart_keys.h"
 #include "models/parts/adaln_single.h"
 #include "models/parts/embeddings.h"
 #include "models/parts/layers.h"

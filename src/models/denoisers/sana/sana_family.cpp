@@ -1,5 +1,5 @@
 #include "models/denoisers/families.h"
-#include "models/denoisers/sana.h"
+#include "models/denoisers/sana/sana.h"
 
 namespace kiln {
 
