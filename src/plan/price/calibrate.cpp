@@ -251,7 +251,7 @@ TrainOptions calibration_step(const Family& family, const CalibrationWorkload& w
   options.model.name = family.name;
   options.model.config = workload.config;
   if (const PublishedObjective* published = row_of(family.objectives, family.name))
-    options.objective.name = nlohmann::json::parse(published->options).at("objective");
+    options.objective.name = nlohmann::json::parse(published->options).at("objective").get<std::string>();
   options.model.hidden_size = workload.hidden_size;
   options.model.num_heads = workload.num_heads;
   options.model.depth = workload.depth;
