@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/text/printable.h"
 #include "core/text/some_of.h"
 
 namespace kiln {
@@ -14,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void tell(const std::string& damage) {
-  fmt::print(stderr, "warning: passed over, it is damaged: {}\n", damage);
+  fmt::print(stderr, "warning: passed over, it is damaged: {}\n", printable(damage));
 }
 
 std::string damage_of_file(const fs::path& path) {

@@ -6,15 +6,14 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/mapped_file.h"
+#include "core/text/json_text.h"
 
 static_assert(std::endian::native == std::endian::little,
               "safetensors data is little-endian and mapped as is");
@@ -112,7 +111,8 @@ class SafetensorsView : public TensorFile {
            header_bytes, bytes.size(), name);
     const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + 8, header_bytes);
     const std::span<const std::byte> data = bytes.subspan(8 + header_bytes);
-    const json parsed = parse_strict_json(header, "safetensors", name);
+    const json parsed =
+        parse_json("safetensors", header, "the header of " + name, {.refuses_duplicates = true});
     if (!parsed.is_object()) fail("safetensors", "the header is not an object ({})", name);
 
     std::vector<Entry> entries;

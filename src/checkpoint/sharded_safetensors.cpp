@@ -2,9 +2,9 @@
 
 #include "checkpoint/pt_file.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/files/mapped_file.h"
+#include "core/text/json_text.h"
 
 namespace kiln {
 namespace {
@@ -16,7 +16,7 @@ class ShardedSafetensors : public TensorFile {
   explicit ShardedSafetensors(const std::string& path) {
     const MappedFile file("safetensors index", path);
     const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-    const json index = parse_strict_json(text, "safetensors index", path);
+    const json index = parse_json("safetensors index", text, path, {.refuses_duplicates = true});
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
       fail("safetensors index", "expected an object with \"weight_map\" ({})", path);
     for (const auto& [key, shard] : index["weight_map"].items()) {

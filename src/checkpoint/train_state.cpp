@@ -15,7 +15,9 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/input_file.h"
 #include "core/files/xxh3.h"
+#include "core/text/json_text.h"
 
 namespace kiln {
 
@@ -46,10 +48,9 @@ std::string checksum_of_text(std::string_view text) {
 // Reads train_state.json and checks its own checksum, which older files lack.
 nlohmann::json read_state_json(const fs::path& folder) {
   const fs::path path = folder / kStateFile;
-  std::ifstream file(path);
-  if (!file) fail("checkpoint", "cannot read {}", path.string());
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  auto state = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  constexpr JsonOptions kLimits;
+  const std::string text = read_input("checkpoint", path.string(), kLimits.most_bytes);
+  nlohmann::json state = json_or_discarded("checkpoint", text, path.string());
   if (!state.is_object()) fail("checkpoint", "{} is not a JSON object", path.string());
   const std::string_view before = std::string_view(text).substr(0, text.rfind(kOwnChecksum));
   if (state.contains("xxh3") && state["xxh3"] != checksum_of_text(before))

@@ -8,6 +8,7 @@
 
 #include "checkpoint/pt_file.h"
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "core/files/xxh3.h"
 
 namespace kiln {
@@ -33,8 +34,7 @@ std::string weights_of_folder(const std::string& folder) {
 }  // namespace
 
 TensorFileFormat tensor_file_format(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) fail("weights", "cannot open {}: {}", path, std::strerror(errno));
+  std::ifstream stream = input_stream("weights", path);
   char start[16] = {};
   stream.read(start, sizeof(start));
   const std::string_view head(start, static_cast<std::size_t>(stream.gcount()));

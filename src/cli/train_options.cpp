@@ -10,6 +10,8 @@
 #include "cli/commands.h"
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
+#include "core/text/printable.h"
 #include "core/toml.h"
 #include "interop/accelerate_config.h"
 #include "interop/deepspeed_config.h"
@@ -156,8 +158,8 @@ void take_foreign_recipe(const CLI::App& command, const TrainArguments& argument
     text += fmt::format("  --{} {}  ({})\n", setting.option, setting.value.dump(), setting.key);
   }
   if (!is_told(arguments, options)) return;
-  for (const std::string& note : recipe.notes) fmt::print(stderr, "note: {}: {}\n", path, note);
-  fmt::print(stderr, "{} is read as:\n{}", path, text);
+  for (const std::string& note : recipe.notes) fmt::print(stderr, "note: {}: {}\n", path, printable(note));
+  fmt::print(stderr, "{} is read as:\n{}", path, printable(text, "\n"));
 }
 
 ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
@@ -191,10 +193,10 @@ ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& argum
 
 // Prints to stderr: standard output may be for a result.
 void report(const DeepSpeedConfig& config, const std::string& path) {
-  for (const std::string& warning : config.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  for (const std::string& warning : config.warnings) fmt::print(stderr, "warning: {}\n", printable(warning));
   fmt::print(stderr, "{} is read as:\n", path);
   for (const DeepSpeedConfig::Setting& setting : config.settings)
-    fmt::print(stderr, "  --{} {}  ({}{})\n", setting.option, setting.value.dump(), setting.key,
+    fmt::print(stderr, "  --{} {}  ({}{})\n", setting.option, printable(brief(setting.value)), setting.key,
                setting.file == path ? "" : " of " + setting.file);
 }
 
@@ -276,7 +278,9 @@ void take_weights_of_run(const TrainArguments& arguments, TrainOptions& options,
 // True if the config that a run was begun with has what the command gives of it: the rest came from the
 // record of --weights.
 bool has_all_of(const nlohmann::json& recorded, const std::string& given) {
-  const auto parse = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
+  const auto parse = [](const std::string& text) {
+    return json_or_discarded("train", text, "--model-config");
+  };
   if (!recorded.is_string()) return false;
   const nlohmann::json known = parse(recorded.get<std::string>()), part = parse(given);
   if (!known.is_object() || !part.is_object()) return false;
@@ -367,7 +371,7 @@ void take_record_of_weights(const TrainArguments& arguments, ResolvedOptions& re
   }
   nlohmann::json config = record.model_config;
   config.erase(family.size_key);  // that of the data
-  if (!model.config.empty()) config.update(nlohmann::json::parse(model.config));
+  if (!model.config.empty()) config.update(parse_json("train", model.config, "--model-config"));
   model.config = config.dump();
   if (record.image_size > 0 && !stored_image_size(resolved.options.data) &&
       resolved.given.insert("image-size").second)

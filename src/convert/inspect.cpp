@@ -171,7 +171,7 @@ void inspect_file(const InspectOptions& options, std::FILE* out, std::FILE* summ
   const nlohmann::json record = to_json(source.record);
   if (!source.record.model.empty())
     for (const auto& [key, value] : record.items())
-      if (key != "model_config") fmt::print(summary, "record: {} = {}\n", key, dump_utf8(value));
+      if (key != "model_config") fmt::print(summary, "record: {} = {}\n", key, printable(dump_utf8(value)));
   fmt::print(summary, "architecture: {}\n", architecture_of(source, *file));
   fmt::print(summary, "{} tensors ({}), {} elements, {} bytes\n", file->tensors().size(),
              fmt::join(dtype_counts, ", "), num_elements, num_bytes);

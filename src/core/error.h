@@ -23,7 +23,8 @@ template <class... Args>
 }
 
 // Returns what() without "[who] ", without the backtrace that LibTorch appends and without the source
-// location that c10d prepends: "[/path/pair.cc:538] Connection closed" becomes "Connection closed".
+// location that c10d prepends: "[/path/pair.cc:538] Connection closed" becomes "Connection closed". The
+// middle of a long text is left out.
 std::string message_of(const std::exception& error);
 
 }  // namespace kiln

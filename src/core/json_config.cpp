@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/files/text_file.h"
+#include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
 #include "core/text/some_of.h"
 
@@ -66,13 +67,6 @@ bool is_near_one_of(const std::string& name, const std::set<std::string>& known)
                      [&](const std::string& other) { return num_edits(name, other) <= name.size() / 3; });
 }
 
-// Returns the begin of a long text.
-std::string brief(std::string text) {
-  constexpr size_t kMostShown = 100;
-  if (text.size() > kMostShown) text.replace(kMostShown, text.npos, "...");
-  return text;
-}
-
 }  // namespace
 
 std::string read_text_option(std::string_view who, std::string_view option, const std::string& value) {
@@ -90,14 +84,14 @@ std::string read_text_option(std::string_view who, std::string_view option, cons
 json read_json_option(std::string_view who, std::string_view option, const std::string& value) {
   if (value.empty()) return json::object();
   const std::string text = read_text_option(who, option, value);
-  json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json parsed = json_or_discarded(who, text, fmt::format("{}", option));
   if (!parsed.is_object())
     fail(who, "{} expects a JSON object or a file of one, got '{}'", option, brief(value));
   return parsed;
 }
 
 JsonConfig::JsonConfig(std::string_view who, const json& config) : who_(who), config_(config) {
-  if (!config.is_object()) fail(who_, "expected a JSON object, got {}", brief(config.dump()));
+  if (!config.is_object()) fail(who_, "expected a JSON object, got {}", brief(config));
 }
 
 bool JsonConfig::has(const std::string& key) const {
@@ -116,7 +110,7 @@ T JsonConfig::require(const std::string& key) const {
   if (!has(key)) fail(who_, "expected {} to be {}, got none", key, JsonKind<T>::kName);
   const json& value = config_.at(key);
   if (!JsonKind<T>::fits(value))
-    fail(who_, "expected {} to be {}, got {}", key, JsonKind<T>::kName, brief(value.dump()));
+    fail(who_, "expected {} to be {}, got {}", key, JsonKind<T>::kName, brief(value));
   return value.get<T>();
 }
 
@@ -135,7 +129,7 @@ KILN_JSON_CONFIG_KIND(std::vector<std::string>)
 json JsonConfig::object(const std::string& key) const {
   if (!has(key)) return json::object();
   const json& value = config_.at(key);
-  if (!value.is_object()) fail(who_, "expected {} to be an object, got {}", key, brief(value.dump()));
+  if (!value.is_object()) fail(who_, "expected {} to be an object, got {}", key, brief(value));
   return value;
 }
 
@@ -155,8 +149,7 @@ int64_t JsonConfig::positive(const std::string& key, int64_t default_value) cons
 
 void JsonConfig::refuse(const std::string& key, const json& inactive) const {
   if (has(key) && config_.at(key) != inactive)
-    fail(who_, "{} = {} is not implemented: expected {}", key, brief(config_.at(key).dump()),
-         inactive.dump());
+    fail(who_, "{} = {} is not implemented: expected {}", key, brief(config_.at(key)), inactive.dump());
 }
 
 void JsonConfig::refuse_unknown() const {

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/text/json_text.h"
 #include "core/text/printable.h"
 #include "download/http_file.h"
 
@@ -72,8 +73,8 @@ bool holds_weights(const fs::path& folder) {
     if (!fs::exists(entry.path())) return false;
   for (const std::string name : {"diffusion_pytorch_model.safetensors", "model.safetensors"}) {
     if (fs::exists(folder / name)) return true;
-    std::ifstream file(folder / (name + ".index.json"));
-    const json index = json::parse(file, nullptr, /*allow_exceptions=*/false);
+    const std::string path = (folder / (name + ".index.json")).string();
+    const json index = fs::exists(path) ? read_json_or_discarded("download", path) : json();
     const json pieces = index.is_object() ? index.value("weight_map", json()) : json();
     const auto is_there = [&](const json& piece) {
       return piece.is_string() && fs::exists(folder / piece.get<std::string>());
@@ -97,7 +98,7 @@ struct RemoteFile {
 };
 
 json answer_of(const std::string& url, const std::string& token) {
-  json answer = json::parse(fetch_text(url, token), nullptr, /*allow_exceptions=*/false);
+  json answer = json_or_discarded("download", fetch_text(url, token), url);
   if (answer.is_discarded()) fail("download", "{} did not answer with JSON", url);
   return answer;
 }
@@ -187,7 +188,7 @@ std::string fetch_from_hub(const HubRequest& request) {
            .token = token,
            .bytes = file.bytes,
            .sha256 = file.sha256,
-           .name = request.name + " " + file.path});
+           .name = request.name + " " + printable(file.path)});
     link_snapshot(folder, commit, file);
   }
   fs::create_directories(ref.parent_path());

@@ -4,12 +4,13 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <span>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/xxh3.h"
+#include "core/text/json_text.h"
+#include "core/text/printable.h"
 #include "core/text/utf8.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/protocol.h"
@@ -86,7 +87,8 @@ void say_what_is_left_out(const MetricChoice& choice, const PictureSet& referenc
   if (choice.has("sfid") && !reference.spatial) leave_out("sfid");
   if (choice.has("precision_recall") && !reference.features.defined()) leave_out("precision_recall");
   if (choice.has("kid") && !reference.features.defined()) leave_out("kid");
-  if (!names.empty()) fmt::print(stderr, "note: {} holds statistics alone, which give no {}\n", path, names);
+  if (!names.empty())
+    fmt::print(stderr, "note: {} holds statistics alone, which give no {}\n", printable(path), names);
 }
 
 void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
@@ -110,7 +112,6 @@ void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
   const PictureSet samples =
       measure_pictures(*net, *PictureSource::open(path, 0), needs_of_samples(choice), options, group);
   if (group.rank() != 0) return;
-  if (!command.save_reference.empty()) write_statistics(command.save_reference, reference);
   say_what_is_left_out(choice, reference, command.reference);
 
   const SampleOrigin origin = origin_of_samples(path);
@@ -119,19 +120,19 @@ void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
         stderr,
         "kiln evaluate: nothing says how {} was drawn, as the sampling.json of kiln sample does: all such "
         "samples share one stamp\n",
-        path);
+        printable(path));
   json result = stamped(metric_values(choice, net->name, samples, reference),
                         protocol_of(*net, choice, samples, reference, command.crop, origin.protocol));
   result["subject"] = {{"samples", path}, {"pictures", samples.fingerprint}, {"origin", origin.subject}};
   result["reference_path"] = command.reference;
   result["seconds"] = seconds_since(begin);
-  if (judges_run) {
-    std::ofstream log(fs::path(command.samples) / "evaluations.jsonl", std::ios::app);
-    log << dump_utf8(result) << '\n';
-    if (!log.flush()) fail("evaluate", "cannot write {}/evaluations.jsonl", command.samples);
-  }
-  if (!command.out.empty()) write_file_atomically("evaluate", command.out, dump_utf8(result, 2) + "\n");
+  // First of all, so that a full disk does not lose what was measured for hours.
   fmt::print("{}\n", dump_utf8(result, 2));
+  std::fflush(stdout);
+  if (judges_run)
+    append_line("evaluate", (fs::path(command.samples) / "evaluations.jsonl").string(), dump_utf8(result));
+  if (!command.out.empty()) write_file_atomically("evaluate", command.out, dump_utf8(result, 2) + "\n");
+  if (!command.save_reference.empty()) write_statistics(command.save_reference, reference);
 }
 
 }  // namespace
@@ -143,11 +144,9 @@ void run_evaluate_command(const EvaluateCommand& command, ProcessGroup& group) {
 void compare_results(const std::vector<std::string>& files) {
   std::vector<json> results;
   for (const std::string& path : files) {
-    std::ifstream file(path);
-    if (!file) fail("evaluate", "cannot read {}", path);
-    results.push_back(json::parse(file, nullptr, /*allow_exceptions=*/false));
+    results.push_back(read_json_file("evaluate", path));
   }
-  fmt::print("{}", comparison_text(files, results));
+  fmt::print("{}", printable(comparison_text(files, results), "\n"));
 }
 
 }  // namespace kiln

@@ -8,8 +8,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "core/text/printable.h"
-#include "data/images/file_io.h"
 #include "data/images/image_dataset.h"
 #include "evaluate/npz_archive.h"
 

@@ -3,12 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <span>
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
+#include "core/text/json_text.h"
+#include "core/text/utf8.h"
 
 namespace kiln {
 namespace {
@@ -18,7 +19,7 @@ using nlohmann::json;
 using nlohmann::literals::operator""_json_pointer;
 
 std::string stamp_of(const json& protocol) {
-  const std::string text = protocol.dump();  // keys are sorted
+  const std::string text = dump_utf8(protocol);  // keys are sorted
   return xxh3_hex(std::as_bytes(std::span(text)));
 }
 
@@ -52,7 +53,7 @@ std::string field_text(const json& value) {
   if (value.is_null()) return "not known";
   if (value == "") return "none";
   if (value.is_string()) return value.get<std::string>();
-  if (!value.is_array()) return value.dump();
+  if (!value.is_array()) return dump_utf8(value);
   std::vector<std::string> shown;
   for (size_t i = 0; i < value.size(); ++i)
     if (value.size() <= kMostShown || i < kFirstShown || i + 1 == value.size())
@@ -78,8 +79,8 @@ json stamped(json metrics, json protocol) {
 SampleOrigin origin_of_samples(const std::string& path) {
   const fs::path folder = fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path();
   const fs::path own = path + ".json";
-  std::ifstream file(!fs::is_directory(path) && fs::exists(own) ? own : folder / "sampling.json");
-  const json settings = file ? json::parse(file, nullptr, /*allow_exceptions=*/false) : json();
+  const fs::path file = !fs::is_directory(path) && fs::exists(own) ? own : folder / "sampling.json";
+  const json settings = fs::exists(file) ? read_json_or_discarded("evaluate", file.string()) : json();
   if (!settings.is_object()) return {};
   SampleOrigin origin;
   for (const char* key : {"sampler", "cfg_scale", "cfg_convention", "compute_dtype", "autoencoder"})

@@ -356,7 +356,7 @@ void extract(const ExtractOptions& options, ProcessGroup& group) {
       });
     const std::shared_ptr<const ImageDataset> pictures = ImageDataset::open(options.data);
     if (group.rank() == 0)
-      for (const std::string& note : pictures->notes()) fmt::print(stderr, "note: {}\n", note);
+      for (const std::string& note : pictures->notes()) fmt::print(stderr, "note: {}\n", printable(note));
     if (options.append)
       return append_pictures(
           options, pictures, group,

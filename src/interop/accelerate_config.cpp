@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
 #include "core/text/yaml.h"
 #include "run/option_values.h"
@@ -60,7 +61,7 @@ class AccelerateReader {
     read_ranks();
     const json section =
         type == "DEEPSPEED" ? file_.value("deepspeed_config", json::object()) : json::object();
-    if (!section.is_object()) refuse("deepspeed_config expects keys below it, got {}", section.dump());
+    if (!section.is_object()) refuse("deepspeed_config expects keys below it, got {}", brief(section));
     check_section(section);
     const std::string own_file = own_file_of(section);
     DeepSpeedConfig config = own_file.empty() ? read_section(section) : read_own_file(section, own_file);
@@ -78,7 +79,7 @@ class AccelerateReader {
   std::string text(const char* key, const std::string& otherwise) const {
     const json value = file_.value(key, json(otherwise));
     if (value == false) return "no";  // YAML takes a bare no for false
-    if (!value.is_string()) refuse("{} expects a word, got {}", key, value.dump());
+    if (!value.is_string()) refuse("{} expects a word, got {}", key, brief(value));
     return value.get<std::string>();
   }
 
@@ -95,8 +96,8 @@ class AccelerateReader {
     set_option(with, option, value);
     const json taken = to_json(with).at(option), ours = to_json(context_.ours).at(option);
     if (context_.is_given && context_.is_given(option) && taken != ours)
-      refuse("{} makes --{} {}, the command line says {}: leave one out", key, option, taken.dump(),
-             ours.dump());
+      refuse("{} makes --{} {}, the command line says {}: leave one out", key, option, brief(taken),
+             brief(ours));
     settings_.push_back({.key = key, .option = option, .value = taken, .file = name_, .is_accelerate = true});
   }
 
@@ -105,11 +106,11 @@ class AccelerateReader {
       refuse(
           "num_machines {}: start the ranks of several machines with a launcher, and leave num_machines and "
           "num_processes out",
-          file_["num_machines"].dump());
+          brief(file_["num_machines"]));
     if (file_.contains("num_processes")) {
       const json& count = file_["num_processes"];
       if (!count.is_number_integer() || count.get<int64_t>() < 1)
-        refuse("num_processes expects a positive number, got {}", count.dump());
+        refuse("num_processes expects a positive number, got {}", brief(count));
       if (count != 1) set("num_processes", "nproc", count);
       if (context_.world_size <= 1) context_.world_size = count.get<int64_t>();
     }
@@ -133,7 +134,7 @@ class AccelerateReader {
   std::string own_file_of(const json& section) const {
     const json path = section.value(kOwnFile, json());
     if (is_unset(path)) return "";
-    if (!path.is_string()) refuse("deepspeed_config.{} expects a path, got {}", kOwnFile, path.dump());
+    if (!path.is_string()) refuse("deepspeed_config.{} expects a path, got {}", kOwnFile, brief(path));
     return path.get<std::string>();
   }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "interop/deepspeed_config.h"
 
 namespace kiln {
@@ -54,7 +55,7 @@ std::string setting_text(const DeepSpeedConfig& config, const std::string& optio
                        kept_batch(config));
   if (option == "compute-dtype")
     return fmt::format("\"{}\": {{\"enabled\": true}} in {}", value, found->file);
-  json parsed = json::parse(value, nullptr, /*allow_exceptions=*/false);
+  json parsed = json_or_discarded("deepspeed", value, option);
   if (parsed.is_discarded()) parsed = value;
   std::vector<std::string> keys = {option == "global-batch" ? "train_batch_size" : found->key};
   if (option != "global-batch") keys.insert(keys.end(), found->also.begin(), found->also.end());

@@ -1,13 +1,14 @@
 #include "interop/deepspeed_config.h"
 
 #include <algorithm>
-#include <fstream>
+#include <filesystem>
 #include <map>
 #include <optional>
-#include <sstream>
 
 #include "core/error.h"
+#include "core/files/text_file.h"
 #include "core/tensors.h"
+#include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
 #include "interop/deepspeed_keys.h"
 #include "run/option_values.h"
@@ -105,7 +106,7 @@ class Reader {
     if (type == "auto") return;
     const auto found = type.is_string() ? known.find(lower(type.get<std::string>())) : known.end();
     if (found == known.end())
-      refuse("{}.type {} is not in Kiln, which has {}", section, type.dump(),
+      refuse("{}.type {} is not in Kiln, which has {}", section, brief(type),
              section == "optimizer" ? "Adam and AdamW" : "WarmupLR, WarmupDecayLR and WarmupCosineLR");
     types_[section] = found->second;
   }
@@ -127,7 +128,7 @@ class Reader {
       } else if (value.is_object()) {
         collect(value, path + ".");
       } else if (!value.is_null()) {
-        refuse("{} expects an object, got {}", path, value.dump());
+        refuse("{} expects an object, got {}", path, brief(value));
       }
     }
   }
@@ -156,7 +157,7 @@ class Reader {
   void forget_disabled(const std::string& section) {
     const auto enabled = values_.find(section + ".enabled");
     if (enabled != values_.end() && !enabled->second.is_boolean())
-      refuse("{}.enabled expects true or false, got {}", section, enabled->second.dump());
+      refuse("{}.enabled expects true or false, got {}", section, brief(enabled->second));
     const bool by_ours = enabled == values_.end() && choice_name(context_.ours.compute.dtype) == section;
     if (by_ours || (enabled != values_.end() && enabled->second == true)) return;
     std::erase_if(values_, [&](const auto& entry) { return entry.first.starts_with(section + "."); });
@@ -172,11 +173,11 @@ class Reader {
         break;
       case Effect::kAlways:
         if (value != key.only)
-          warn(fmt::format("{} {} has no effect here: {}", key.path, value.dump(), key.note));
+          warn(fmt::format("{} {} has no effect here: {}", key.path, brief(value), key.note));
         break;
       case Effect::kOnly:
         if (value != key.only)
-          refuse("{} {} is not supported: {}; leave it out", key.path, value.dump(), key.note);
+          refuse("{} {} is not supported: {}; leave it out", key.path, brief(value), key.note);
         break;
       case Effect::kNoEffect:
         if (value == false) break;
@@ -198,7 +199,7 @@ class Reader {
     if (!converted.is_null())
       set(key.path, key.option, converted);
     else if (value != false)
-      warn(fmt::format("{} {} leaves --{} as it is ({})", key.path, value.dump(), key.option, key.note));
+      warn(fmt::format("{} {} leaves --{} as it is ({})", key.path, brief(value), key.option, key.note));
   }
 
   // Sets an option. Refuses if another key or the command line gives it another value.
@@ -211,13 +212,13 @@ class Reader {
     }
     const json taken = to_json(with).at(option), ours = to_json(context_.ours).at(option);
     if (is_given(option) && taken != ours)
-      refuse("{} makes --{} {}, the command line says {}: leave one out", key, option, taken.dump(),
-             ours.dump());
+      refuse("{} makes --{} {}, the command line says {}: leave one out", key, option, brief(taken),
+             brief(ours));
     for (DeepSpeedConfig::Setting& setting : config_.settings) {
       if (setting.option != option) continue;
       if (setting.value != taken)
-        refuse("{} makes --{} {}, {} makes it {}: leave one out", setting.key, option, setting.value.dump(),
-               key, taken.dump());
+        refuse("{} makes --{} {}, {} makes it {}: leave one out", setting.key, option, brief(setting.value),
+               key, brief(taken));
       setting.also.push_back(key);
       return;
     }
@@ -243,7 +244,7 @@ class Reader {
       set("scheduler.params.warmup_type (absent)", "lr-warmup", "log");
     if (const auto found = values_.find("optimizer.params.betas"); found != values_.end()) {
       if (!found->second.is_array() || found->second.size() != 2)
-        refuse("{} expects two numbers, got {}", found->first, found->second.dump());
+        refuse("{} expects two numbers, got {}", found->first, brief(found->second));
       set(found->first, "beta1", found->second[0]);
       set(found->first, "beta2", found->second[1]);
     }
@@ -262,11 +263,19 @@ class Reader {
   std::optional<Size> size_of(const std::string& key, const char* option, int64_t ours) const {
     if (const auto found = values_.find(key); found != values_.end()) {
       if (!found->second.is_number_integer() || found->second.get<int64_t>() < 1)
-        refuse("{} expects a positive number or \"auto\", got {}", key, found->second.dump());
+        refuse("{} expects a positive number or \"auto\", got {}", key, brief(found->second));
       return Size{key, found->second.get<int64_t>()};
     }
     if (option && is_given(option) && ours > 0) return Size{fmt::format("--{}", option), ours};
     return std::nullopt;
+  }
+
+  // Multiplies sizes of a file, which may be any numbers.
+  int64_t times(int64_t a, int64_t b) const {
+    int64_t product = 0;
+    if (__builtin_mul_overflow(a, b, &product))
+      refuse("batches of {} x {} pictures cannot be counted: give smaller ones", a, b);
+    return product;
   }
 
   void set_batches() {
@@ -275,25 +284,25 @@ class Reader {
     const auto accumulation = size_of("gradient_accumulation_steps", nullptr, 0);
     const int64_t ranks = context_.world_size;
     if (micro && accumulation) {
-      const int64_t product = micro->value * accumulation->value * ranks;
+      const int64_t product = times(times(micro->value, accumulation->value), ranks);
       if (global && global->value != product)
         refuse("{} {} is not {} {} x {} {} x {} ranks = {}: leave one out", global->where, global->value,
                micro->where, micro->value, accumulation->where, accumulation->value, ranks, product);
       set(micro->where + " x " + accumulation->where, "global-batch", product);
-    } else if (micro && !global && context_.ours.global_batch % (micro->value * ranks) != 0) {
+    } else if (micro && !global && context_.ours.global_batch % times(micro->value, ranks) != 0) {
       refuse("{} {} x {} ranks does not divide --global-batch {}: give train_batch_size", micro->where,
              micro->value, ranks, context_.ours.global_batch);
     } else if (global && values_.contains("train_batch_size")) {
       set(global->where, "global-batch", global->value);
     }
     if (micro) {
-      if (global && global->value % (micro->value * ranks) != 0)
+      if (global && global->value % times(micro->value, ranks) != 0)
         refuse("{} {} is no multiple of {} {} x {} ranks", global->where, global->value, micro->where,
                micro->value, ranks);
       set(micro->where, "micro-batch", micro->value);
     } else if (accumulation) {
       const int64_t batch = global ? global->value : context_.ours.global_batch,
-                    passes = accumulation->value * ranks;
+                    passes = times(accumulation->value, ranks);
       if (batch % passes != 0)
         refuse("{} {} is no multiple of {} {} x {} ranks", global ? global->where : "--global-batch", batch,
                accumulation->where, accumulation->value, ranks);
@@ -311,7 +320,7 @@ class Reader {
     const int64_t stage = apply(config_, context_.ours).zero.stage;
     if (stage != 3)
       refuse("{} {} needs \"zero_optimization.stage\": 3, got {}: weights are whole on every rank below it",
-             found->key, found->value.dump(), stage);
+             found->key, brief(found->value), stage);
   }
 
   const std::string name_;
@@ -325,23 +334,14 @@ class Reader {
 
 DeepSpeedConfig parse_deepspeed_config(const std::string& text, const std::string& name,
                                        const DeepSpeedContext& context) {
-  json file;
-  try {
-    file =
-        json::parse(without_typography(text), nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
-  } catch (const json::parse_error& error) {
-    fail("deepspeed", "{} is not JSON at byte {}: DeepSpeed's configuration is a JSON object", name,
-         error.byte);
-  }
+  const json file = parse_json("deepspeed", without_typography(text), name, {.ignores_comments = true});
   if (!file.is_object()) fail("deepspeed", "{} expects a JSON object, got {}", name, file.type_name());
   return Reader(name, context).read(file);
 }
 
 DeepSpeedConfig read_deepspeed_config(const std::string& path, const DeepSpeedContext& context) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) fail("deepspeed", "cannot read --deepspeed {}", path);
-  return parse_deepspeed_config(text.str(), path, context);
+  if (!std::filesystem::exists(path)) fail("deepspeed", "cannot read --deepspeed {}", path);
+  return parse_deepspeed_config(read_text_file("deepspeed", path), path, context);
 }
 
 TrainOptions apply(const DeepSpeedConfig& config, TrainOptions options) {

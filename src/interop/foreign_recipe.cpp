@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/files/text_file.h"
+#include "core/text/json_text.h"
 #include "interop/python_config.h"
 
 namespace kiln {
@@ -25,7 +26,7 @@ nlohmann::json with_bases(const fs::path& path, int level, std::vector<std::stri
   nlohmann::json bases = nlohmann::json::object();
   for (const nlohmann::json& name : named.is_array() ? named : nlohmann::json::array({named})) {
     if (!name.is_string())
-      fail("recipe", "{}: _base_ expects names of files, got {}", path.string(), named.dump());
+      fail("recipe", "{}: _base_ expects names of files, got {}", path.string(), brief(named));
     const fs::path base = path.parent_path() / name.get<std::string>();
     if (fs::exists(base))
       bases = inherit_python_config(bases, with_bases(base, level + 1, missing));

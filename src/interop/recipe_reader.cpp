@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
 
 namespace kiln {
@@ -35,7 +36,7 @@ const json& RecipeReader::value(const std::string& key) {
 
 void RecipeReader::only(const std::string& key, const std::vector<json>& values, const std::string& advice) {
   const json& given = value(key);
-  if (std::ranges::find(values, given) == values.end()) refuse("{} {}: {}", key, given.dump(), advice);
+  if (std::ranges::find(values, given) == values.end()) refuse("{} {}: {}", key, brief(given), advice);
 }
 
 void RecipeReader::leave(const std::vector<std::string>& keys) { read_.insert(keys.begin(), keys.end()); }
@@ -59,7 +60,7 @@ double RecipeReader::rate_for_batch(double rate) {
   const double ratio = static_cast<double>(global_batch_) / kBaseBatch;
   const json name = rule.value("rule", json());
   if (name != "sqrt" && name != "linear")
-    refuse("auto_lr expects the rule sqrt or linear, got {}", rule.dump());
+    refuse("auto_lr expects the rule sqrt or linear, got {}", brief(rule));
   const double scaled = rate * (name == "sqrt" ? std::sqrt(ratio) : ratio);
   note(fmt::format("auto_lr: {:g} becomes {:.3g} at a global batch of {} ({} of batch / 256)", rate, scaled,
                    global_batch_, name.get<std::string>()));
@@ -69,11 +70,11 @@ double RecipeReader::rate_for_batch(double rate) {
 void RecipeReader::read_optimizer(const std::string& came) {
   const json optimizer = value("optimizer");
   if (!optimizer.is_object() || !optimizer.contains("type"))
-    refuse("optimizer expects type, lr, ..., got {}", optimizer.dump());
+    refuse("optimizer expects type, lr, ..., got {}", brief(optimizer));
   const json& type = optimizer["type"];
   const bool is_came = type == "CAMEWrapper" || type == "CAME";
   if (!is_came && type != "AdamW" && type != "AdamW8bit")
-    refuse("optimizer.type {}: write AdamW, AdamW8bit or CAMEWrapper, which --optimizer has", type.dump());
+    refuse("optimizer.type {}: write AdamW, AdamW8bit or CAMEWrapper, which --optimizer has", brief(type));
   set("optimizer", is_came ? came : type == "AdamW" ? "adamw" : "adamw-8bit", "optimizer.type");
   try {
     set("lr", rate_for_batch(optimizer.value("lr", 1e-4)), "optimizer.lr");
@@ -87,7 +88,7 @@ void RecipeReader::read_optimizer(const std::string& came) {
     else
       set("adam-eps", optimizer.value("eps", 1e-8), "optimizer.eps");
   } catch (const json::exception&) {
-    refuse("optimizer has a value of a wrong type: {}", optimizer.dump());
+    refuse("optimizer has a value of a wrong type: {}", brief(optimizer));
   }
   for (const auto& [key, unused] : optimizer.items())
     if (key != "type" && key != "lr" && key != "weight_decay" && key != "betas" && key != "eps")
@@ -100,7 +101,7 @@ void RecipeReader::read_schedule() {
   const json arguments = value("lr_schedule_args");
   if (arguments.is_null()) return;
   if (!arguments.is_object() || !arguments.value("num_warmup_steps", json(0)).is_number_integer())
-    refuse("lr_schedule_args expects num_warmup_steps, got {}", arguments.dump());
+    refuse("lr_schedule_args expects num_warmup_steps, got {}", brief(arguments));
   set("lr-warmup-steps", arguments.value("num_warmup_steps", 0), "lr_schedule_args.num_warmup_steps");
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <regex>
 
+#include "core/text/json_text.h"
 #include "core/text/yaml.h"
 #include "interop/recipe_reader.h"
 
@@ -42,15 +43,15 @@ Flat flattened(const json& file, const std::string& name) {
   Flat flat;
   const auto take = [&](const std::string& key, const json& value) {
     if (flat.given.contains(key) && key == "image_size" && flat.config[key] != value)
-      fail("recipe", "{}: image_size of data and of model differ: {} and {}", name, flat.config[key].dump(),
-           value.dump());
+      fail("recipe", "{}: image_size of data and of model differ: {} and {}", name, brief(flat.config[key]),
+           brief(value));
     flat.config[key] = value;
     flat.given.insert(key);
   };
   for (const auto& [key, value] : file.items()) {
     const bool is_section = std::ranges::find(kSections, key) != std::end(kSections);
     if (is_section && !value.is_object() && !value.is_null())
-      fail("recipe", "{}: {} expects keys below it, got {}", name, key, value.dump());
+      fail("recipe", "{}: {} expects keys below it, got {}", name, key, brief(value));
     if (!is_section)
       take(key, value);
     else if (value.is_object())

@@ -13,6 +13,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/xxh3.h"
+#include "core/text/printable.h"
 #include "models/piece_checks.h"
 #include "models/registry.h"
 #include "models/run_folder.h"
@@ -320,7 +321,7 @@ ModelRecord record_with_adapter(const ModelRecord& base, const FoundAdapter& ada
 
 void say_mismatch(const std::string& text, const std::string& advice, bool anyway) {
   if (!anyway) fail("weights", "{}: {}, or go on with --anyway", text, advice);
-  fmt::print(stderr, "warning: {}\n", text);
+  fmt::print(stderr, "warning: {}\n", printable(text));
 }
 
 }  // namespace kiln

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 #include "core/text/utf8.h"
 #include "models/model.h"
 
@@ -45,7 +46,7 @@ std::vector<ModelRecord::PictureSize> read_buckets(const JsonConfig& config) {
   buckets.reserve(sizes.size());
   for (const json& size : sizes) {
     if (!size.is_array() || size.size() != 2 || !size[0].is_number_integer() || !size[1].is_number_integer())
-      fail(config.who(), "expected buckets to be a list of [height, width], got {}", sizes.dump());
+      fail(config.who(), "expected buckets to be a list of [height, width], got {}", brief(sizes));
     buckets.push_back({.height = size[0].get<int64_t>(), .width = size[1].get<int64_t>()});
   }
   return buckets;
@@ -240,8 +241,8 @@ std::optional<ModelRecord> record_of(const std::map<std::string, std::string>& m
   for (const char* key : {kRecordKey, kModelConfigKey}) {
     const auto found = metadata.find(key);
     if (found == metadata.end()) continue;
-    json document = json::parse(found->second, nullptr, /*allow_exceptions=*/false);
     const std::string place = fmt::format("metadata \"{}\" of {}", key, source);
+    const json document = json_or_discarded("record", found->second, place);
     if (!document.is_object()) fail("record", "{} is not a JSON object", place);
     return parse_model_record(key == kRecordKey ? document : json{{"model_config", document}}, place);
   }

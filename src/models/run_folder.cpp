@@ -1,11 +1,11 @@
 #include "models/run_folder.h"
 
 #include <filesystem>
-#include <fstream>
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/text/json_text.h"
 #include "core/text/some_of.h"
 #include "core/text/utf8.h"
 
@@ -33,10 +33,10 @@ void write_run_info(const std::string& run, const ModelRecord& info) {
 
 ModelRecord read_run_info(const std::string& run) {
   const std::string path = info_path(run);
-  std::ifstream file(path);
-  if (!file) fail("run", "cannot read {}: {} is not the folder of a training run", path, run);
+  if (!std::filesystem::exists(path))
+    fail("run", "cannot read {}: {} is not the folder of a training run", path, run);
+  const json document = read_json_file("run", path);
   try {
-    const json document = json::parse(file);
     for (const char* key : {"model", "model_config", "objective"})
       if (!document.contains(key)) fail("run", "{} is not a run's config: it has no {}", path, key);
     return parse_model_record(document, path);

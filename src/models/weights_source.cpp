@@ -2,13 +2,13 @@
 
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <utility>
 
 #include "checkpoint/checked_files.h"
 #include "checkpoint/weights_file.h"
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "models/registry.h"
 #include "models/run_folder.h"
 
@@ -230,15 +230,7 @@ WeightsSource folder_weights(const fs::path& folder, const WeightsChoice& choice
 
 }  // namespace
 
-json read_json(const std::string& path) {
-  std::ifstream stream(path);
-  if (!stream) fail("weights", "cannot open {}", path);
-  try {
-    return json::parse(stream);
-  } catch (const json::exception& error) {
-    fail("weights", "{} is not valid JSON: {}", path, message_of(error));
-  }
-}
+json read_json(const std::string& path) { return read_json_file("weights", path); }
 
 WeightsSource find_weights(const std::string& path, const WeightsChoice& choice) {
   if (!fs::exists(path)) fail("weights", "{} does not exist", path);

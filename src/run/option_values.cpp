@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
 #include "models/registry.h"
 #include "run/option_table.h"
@@ -80,7 +81,7 @@ nlohmann::json json_of(const T& field) {
 bool are_same(const nlohmann::json& saved, const nlohmann::json& now) {
   if (saved == now || !saved.is_string() || !now.is_string()) return saved == now;
   const auto parsed = [](const nlohmann::json& value) {
-    return nlohmann::json::parse(value.get<std::string>(), nullptr, /*allow_exceptions=*/false);
+    return json_or_discarded("train", value.get<std::string>(), "a recorded option");
   };
   return parsed(saved).is_object() && parsed(saved) == parsed(now);
 }

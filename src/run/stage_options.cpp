@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
 #include "run/option_values.h"
 
@@ -15,7 +16,7 @@ namespace {
 // Returns a positive number of a recipe, integer or not. Throws Error.
 double positive(const std::string& key, const nlohmann::json& value) {
   if (!value.is_number() || !(value.get<double>() > 0))
-    fail("train", "{} expects a positive number, got {}", key, value.dump());
+    fail("train", "{} expects a positive number, got {}", key, brief(value));
   return value.get<double>();
 }
 
@@ -61,13 +62,13 @@ const std::vector<std::string>& stage_option_names() {
 
 void set_stage_key(StageOptions& stage, const std::string& key, const nlohmann::json& value) {
   if (key == "name") {
-    if (!value.is_string()) fail("train", "name expects a string, got {}", value.dump());
+    if (!value.is_string()) fail("train", "name expects a string, got {}", brief(value));
     stage.name = value;
   } else if (key == "epochs") {
     stage.epochs = positive(key, value);
   } else if (key == "steps") {
     positive(key, value);
-    if (!value.is_number_integer()) fail("train", "steps expects an integer, got {}", value.dump());
+    if (!value.is_number_integer()) fail("train", "steps expects an integer, got {}", brief(value));
     stage.steps = value;
   } else if (key == "data" && value.is_array()) {
     set_data(stage, value);

@@ -40,7 +40,7 @@ CaptionEncoder load_encoder(const ModelRecord::TextInfo& trained, const std::str
 }  // namespace
 
 std::vector<std::string> read_prompts(const std::string& path) {
-  std::ifstream file(path);
+  std::ifstream file(path);  // or a pipe
   if (!file) fail("sample", "--prompts {} cannot be read: give a file with one prompt a line", path);
   std::vector<std::string> prompts;
   std::string line;

@@ -1,11 +1,11 @@
 #include "sample/sample_output.h"
 
 #include <filesystem>
-#include <fstream>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/page/page.h"
+#include "core/text/json_text.h"
 #include "core/text/some_of.h"
 #include "core/text/utf8.h"
 
@@ -61,9 +61,8 @@ std::string SampleOutput::settings_path() const {
 }
 
 void SampleOutput::check_settings() const {
-  std::ifstream file(settings_path());
-  if (!file) return;
-  const json before = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!fs::exists(settings_path())) return;
+  const json before = read_json_or_discarded("sample", settings_path());
   const std::vector<std::string> keys = differing_keys(before, options_.settings);
   if (!keys.empty())
     fail("sample", "{} holds images drawn with other settings: {}; choose another --out, or remove it",
@@ -89,8 +88,8 @@ PngTexts SampleOutput::texts_of(int64_t index) const {
 void SampleOutput::write_settings() const {
   const json all = all_settings();
   const std::string text = all.dump(2) + "\n";
-  std::ifstream file(settings_path());
-  const bool is_there = file && json::parse(file, nullptr, /*allow_exceptions=*/false) == all;
+  const bool is_there =
+      fs::exists(settings_path()) && read_json_or_discarded("sample", settings_path()) == all;
   if (!is_there) write_file_atomically("sample", settings_path(), text);
   if (!options_.npz.empty()) write_file_atomically("sample", options_.npz + ".json", text);
 }

@@ -13,6 +13,8 @@
 #include "core/error.h"
 #include "core/files/xxh3.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
+#include "core/text/printable.h"
 #include "diffusion/scheduler_config.h"
 #include "models/autoencoders/tiling.h"
 #include "models/load_model.h"
@@ -129,7 +131,7 @@ void warn_of_other_config(const json& config, const WeightsSource& found) {
   for (const auto& [key, value] : config.items())
     if (trained.contains(key) && trained.at(key) != value)
       fmt::print(stderr, "warning: {} was trained with {} {}, and is drawn with {} as asked\n", found.path,
-                 key, trained.at(key).dump(), value.dump());
+                 printable(key), printable(brief(trained.at(key))), brief(value));
 }
 
 // Throws Error where the weights hold a table, such as one of positions, that is not of the size that the

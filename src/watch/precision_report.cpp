@@ -1,8 +1,9 @@
 // Shows a precision audit as tables, on the terminal and in the report.
 #include <algorithm>
-#include <fstream>
+#include <filesystem>
 
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "watch/precision_audit.h"
 #include "watch/prediction.h"
 
@@ -105,8 +106,9 @@ std::string precision_text(const Json& audit) {
 }
 
 void add_precision(Page& page, const std::string& run) {
-  std::ifstream file(run + "/precision.json");
-  const Json audit = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const std::string path = run + "/precision.json";
+  if (!std::filesystem::is_regular_file(path)) return;
+  const Json audit = read_json_or_discarded("report", path);
   if (!audit.is_object()) return;
   page.section("Precision of a step in " + text(audit, "compute_dtype"));
   for (const Json& sentence : audit.at("advice")) page.text(sentence.get<std::string>(), "finding");

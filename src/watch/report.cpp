@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <span>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/input_file.h"
 #include "core/files/text_file.h"
 #include "core/units.h"
 #include "data/images/png_text.h"
@@ -184,15 +184,15 @@ std::vector<ReportedGrid> read_grids(const std::string& run, size_t most) {
   std::vector<fs::path> paths;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(fs::path(run) / "samples", error))
-    if (entry.path().extension() == ".png") paths.push_back(entry.path());
+    if (entry.is_regular_file() && entry.path().extension() == ".png") paths.push_back(entry.path());
   std::ranges::sort(paths);
   const size_t count = std::min(paths.size(), most);
   std::vector<ReportedGrid> grids;
   for (size_t left = count; left-- > 0;) {  // so many come after this one
     const fs::path& path =
         paths[paths.size() - 1 - left * (paths.size() - 1) / std::max<size_t>(count - 1, 1)];
-    std::ifstream file(path, std::ios::binary);
-    const std::string png{std::istreambuf_iterator<char>(file), {}};
+    constexpr size_t kMostBytes = size_t{256} << 20;
+    const std::string png = read_input("report", path.string(), kMostBytes);
     grids.push_back({.name = path.stem().string(), .png = png, .drawn = grid_text(png)});
   }
   return grids;

@@ -1,10 +1,11 @@
 // Compares a run with its plan in the report.
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <filesystem>
 #include <set>
 
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "watch/report_parts.h"
 
 namespace kiln {
@@ -72,9 +73,11 @@ void add_memory_plot(Page& page, const MemoryCurve& by_kind, const MemoryCurve& 
 }
 
 void add_plan(Page& page, const std::string& run) {
-  std::ifstream file(run + "/plan.json");
-  const Json comparison = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!comparison.is_object()) return;
+  const std::string path = run + "/plan.json";
+  if (!std::filesystem::is_regular_file(path)) return;
+  const Json comparison = read_json_or_discarded("report", path);
+  for (const char* key : {"measured", "predicted", "findings"})
+    if (!comparison.is_object() || !comparison.contains(key)) return;
   const StepFigures measured = figures_from_json(comparison.at("measured"));
   if (comparison.at("predicted").is_null()) {
     page.section("Memory");

@@ -6,7 +6,9 @@
 #include <fstream>
 #include <utility>
 
+#include "core/files/input_file.h"
 #include "core/median.h"
+#include "core/text/json_text.h"
 #include "watch/run_log.h"
 
 namespace kiln {
@@ -19,9 +21,11 @@ using nlohmann::literals::operator""_json_pointer;
 
 std::vector<Json> read_evaluations(const std::string& run) {
   std::vector<Json> results;
-  std::ifstream file(fs::path(run) / "evaluations.jsonl");
+  const std::string path = fs::path(run) / "evaluations.jsonl";
+  if (!fs::is_regular_file(path)) return results;
+  std::ifstream file = input_stream("report", path);
   for (std::string line; std::getline(file, line);) {
-    Json result = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    Json result = json_or_discarded("report", line, path);
     if (!result.is_object() || !result.contains("metrics") || !result.contains("protocol")) continue;
     // The samples are in RUN/evaluation/step-00001000-HASH.
     const std::string samples = fs::path(result.value("/subject/samples"_json_pointer, "")).filename();

@@ -5,10 +5,14 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/input_file.h"
+#include "core/text/json_text.h"
+#include "core/text/utf8.h"
 
 namespace kiln {
 
@@ -19,10 +23,11 @@ std::string log_path(const std::string& run) { return run + "/log.jsonl"; }
 }  // namespace
 
 std::vector<nlohmann::json> read_run_log(const std::string& run) {
-  std::ifstream file(log_path(run));
   std::vector<nlohmann::json> lines;
+  if (!std::filesystem::is_regular_file(log_path(run))) return lines;
+  std::ifstream file = input_stream("log", log_path(run));
   for (std::string text; std::getline(file, text);) {
-    nlohmann::json line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    nlohmann::json line = json_or_discarded("log", text, log_path(run));
     if (line.is_object()) lines.push_back(std::move(line));
   }
   return lines;
@@ -33,7 +38,7 @@ RunLog::RunLog(const std::string& run, int64_t from_step) : path_(log_path(run))
   std::string kept;
   bool cut = false;
   for (std::string text; std::getline(file, text);) {
-    const nlohmann::json line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json line = json_or_discarded("log", text, path_);
     const bool whole = line.is_object() && !file.eof();  // a torn line has no newline
     if (whole && line.value("step", int64_t{0}) <= from_step)
       kept += text + "\n";
@@ -48,19 +53,6 @@ RunLog::RunLog(const std::string& run, int64_t from_step) : path_(log_path(run))
 
 RunLog::~RunLog() { ::close(fd_); }
 
-void RunLog::append(const nlohmann::json& line) {
-  const std::string text = line.dump() + "\n";
-  const off_t end = ::lseek(fd_, 0, SEEK_END);
-  for (std::string_view rest = text; !rest.empty();) {
-    const ssize_t written = ::write(fd_, rest.data(), rest.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      const int error = errno;
-      if (end >= 0 && ::ftruncate(fd_, end) != 0) fail_with_errno("log", "cut a torn line of", path_, errno);
-      fail_with_errno("log", "write", path_, error);
-    }
-    rest.remove_prefix(static_cast<size_t>(written));
-  }
-}
+void RunLog::append(const nlohmann::json& line) { append_whole(fd_, "log", path_, dump_utf8(line) + "\n"); }
 
 }  // namespace kiln

@@ -28,5 +28,12 @@ TEST(Printable, Finding13KeepsTheLineEndsOfOurOwnMessages) {
   EXPECT_EQ(printable("a file \x1b[2J:\n  remove it\r", "\n"), "a file \\x1b[2J:\n  remove it\\x0d");
 }
 
+// "safetensors.exe" could be shown as "exe.srotcet".
+TEST(Printable, Finding13NothingTurnsTheDirectionOfText) {
+  EXPECT_EQ(printable("a\u202eb\u2066c\u200fd\u061ce"),
+            "a\\xe2\\x80\\xaeb\\xe2\\x81\\xa6c\\xe2\\x80\\x8fd\\xd8\\x9ce");
+  EXPECT_EQ(printable("\u2013 \u2028 \u2070"), "\u2013 \u2028 \u2070");
+}
+
 }  // namespace
 }  // namespace kiln

@@ -11,7 +11,7 @@
 #include "core/command_line.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "data/images/file_io.h"
+#include "core/files/input_file.h"
 #include "data/images/images.h"
 #include "emoji_font.h"
 #include "emoji_list.h"

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 
 #include "core/error.h"
 
@@ -125,6 +126,31 @@ void fail_with_errno(std::string_view who, std::string_view action, const std::s
   if (error == ENOENT || error == ENOTDIR) remedy = ": the folder does not exist";
   if (error == EISDIR) remedy = ": it is a folder, a file name is needed";
   fail(who, "cannot {} {}: {}{}", action, path, std::strerror(error), remedy);
+}
+
+void append_whole(int fd, std::string_view who, const std::string& path, std::string_view text) {
+  const off_t end = ::lseek(fd, 0, SEEK_END);
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      const int error = errno;
+      if (end >= 0 && ::ftruncate(fd, end) != 0) fail_with_errno(who, "cut a torn line of", path, errno);
+      fail_with_errno(who, "write", path, error);
+    }
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+void append_line(std::string_view who, const std::string& path, std::string_view line) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+  if (fd < 0) fail_with_errno(who, "write", path, errno);
+  const std::unique_ptr<const int, void (*)(const int*)> closed(&fd, [](const int* open) { ::close(*open); });
+  const off_t end = ::lseek(fd, 0, SEEK_END);
+  char last = '\n';
+  const bool is_torn = end > 0 && ::pread(fd, &last, 1, end - 1) == 1 && last != '\n';
+  append_whole(fd, who, path, fmt::format("{}{}\n", is_torn ? "\n" : "", line));
+  if (::fsync(fd) != 0 && errno != EINVAL) fail_with_errno(who, "write", path, errno);
 }
 
 void write_file_atomically(const std::string& who, const std::string& path, std::string_view content) {

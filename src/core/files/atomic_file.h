@@ -72,6 +72,13 @@ class AtomicFolder {
 [[noreturn]] void fail_with_errno(std::string_view who, std::string_view action, const std::string& path,
                                   int error);
 
+// Appends a text to what `fd`, opened with O_APPEND, is open on: all of it, or on a full disk nothing. Throws
+// Error.
+void append_whole(int fd, std::string_view who, const std::string& path, std::string_view text);
+// Appends a line to a file, which is made if missing and may be no link, and syncs it. A torn last line stays
+// a line of its own. Throws Error.
+void append_line(std::string_view who, const std::string& path, std::string_view line);
+
 // Writes the whole content at once.
 void write_file_atomically(const std::string& who, const std::string& path, std::string_view content);
 

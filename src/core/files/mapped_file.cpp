@@ -1,12 +1,12 @@
 #include "core/files/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -14,28 +14,64 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
+#include "core/text/printable.h"
 
 namespace kiln {
 namespace {
 
-// Where the files of this process are mapped: first address -> size.
+struct Mapping {
+  std::size_t size = 0;
+  std::string path;
+};
+
+// Where the files of this process are mapped, by their first address.
 struct Mappings {
   std::mutex mutex;
-  std::map<std::uintptr_t, std::size_t> sizes;
+  std::map<std::uintptr_t, Mapping> all;
 
+  // Returns the mapping around these bytes, nullptr for none. REQUIRES: `mutex` is held.
+  const Mapping* around(std::uintptr_t begin, std::size_t num_bytes) const {
+    const auto after = all.upper_bound(begin);
+    if (after == all.begin()) return nullptr;
+    const auto& [first, mapping] = *std::prev(after);
+    return begin + num_bytes <= first + mapping.size ? &mapping : nullptr;
+  }
   bool contains(std::span<const std::byte> bytes) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
     const std::lock_guard lock(mutex);
-    const auto after = sizes.upper_bound(begin);
-    if (after == sizes.begin()) return false;
-    const auto& [first, size] = *std::prev(after);
-    return begin + bytes.size() <= first + size;
+    return around(reinterpret_cast<std::uintptr_t>(bytes.data()), bytes.size()) != nullptr;
   }
 };
 
 Mappings& mappings() {
   static Mappings all;
   return all;
+}
+
+// Ends the process with the name of the file of which a page could not be read. A page is never touched while
+// the mutex is held, so the thread that comes here can take it.
+void name_unreadable(int signal, siginfo_t* info, void*) {
+  Mappings& files = mappings();
+  {
+    const std::lock_guard lock(files.mutex);
+    if (const Mapping* file = files.around(reinterpret_cast<std::uintptr_t>(info->si_addr), 1)) {
+      constexpr std::string_view kBegin = "kiln: ";
+      constexpr std::string_view kEnd =
+          " can no longer be read: it was cut while it was in use, or its disk fails\n";
+      for (const std::string_view text : {kBegin, std::string_view(file->path), kEnd})
+        if (::write(STDERR_FILENO, text.data(), text.size()) < 0) break;
+      ::_exit(1);
+    }
+  }
+  std::signal(signal, SIG_DFL);  // not ours: what comes again ends the process as usual
+}
+
+void watch_for_unreadable() {
+  struct sigaction action {};
+  action.sa_sigaction = name_unreadable;
+  action.sa_flags = SA_SIGINFO;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
 }
 
 std::uintptr_t page_bytes() {
@@ -46,14 +82,9 @@ std::uintptr_t page_bytes() {
 }  // namespace
 
 MappedFile::MappedFile(std::string_view who, const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait on a pipe
-  if (fd < 0) fail(who, "cannot open {}: {}", path, std::strerror(errno));
+  const int fd = open_input(who, path);
   struct stat status = {};
-  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(fd);
-    fail(who, "expected a file, got something else ({})", path);
-  }
-  size_ = static_cast<std::size_t>(status.st_size);
+  if (::fstat(fd, &status) == 0) size_ = static_cast<std::size_t>(status.st_size);
   if (size_ == 0) {
     ::close(fd);
     fail(who, "the file is empty ({}): it was cut off or never written", path);
@@ -63,15 +94,17 @@ MappedFile::MappedFile(std::string_view who, const std::string& path) {
   const int error = errno;
   ::close(fd);
   if (data_ == MAP_FAILED) fail(who, "cannot map {} ({} bytes): {}", path, size_, std::strerror(error));
-  Mappings& all = mappings();
-  const std::lock_guard lock(all.mutex);
-  all.sizes.emplace(reinterpret_cast<std::uintptr_t>(data_), size_);
+  Mappings& files = mappings();
+  const std::lock_guard lock(files.mutex);
+  if (files.all.empty()) watch_for_unreadable();
+  // On a terminal its name may not command anything.
+  files.all.emplace(reinterpret_cast<std::uintptr_t>(data_), Mapping{.size = size_, .path = printable(path)});
 }
 
 MappedFile::~MappedFile() {
-  Mappings& all = mappings();
-  const std::lock_guard lock(all.mutex);
-  all.sizes.erase(reinterpret_cast<std::uintptr_t>(data_));
+  Mappings& files = mappings();
+  const std::lock_guard lock(files.mutex);
+  files.all.erase(reinterpret_cast<std::uintptr_t>(data_));
   ::munmap(data_, size_);
 }
 

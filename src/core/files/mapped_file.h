@@ -6,8 +6,9 @@
 
 namespace kiln {
 
-// The mapping is private: writing into it (tensors built on it may be changed in place) never reaches the
-// file.
+// If a page cannot be read later, because the file was cut or its disk fails, the process ends with status 1
+// and a line on stderr that names the file. The mapping is private: writing into it (tensors built on it may
+// be changed in place) never reaches the file.
 class MappedFile {
  public:
   // Throws Error "[who] ... (path)" when the file cannot be opened, is not a regular file or is empty.

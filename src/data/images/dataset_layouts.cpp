@@ -6,9 +6,10 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
+#include "core/text/json_text.h"
 #include "core/text/some_of.h"
 #include "core/text/utf8.h"
-#include "data/images/file_io.h"
 
 namespace kiln::layouts {
 namespace {
@@ -21,16 +22,15 @@ Caption caption_of(const nlohmann::json& value, const std::string& where) {
   if (value.is_string()) return {.text = value.get<std::string>()};
   const auto text = value.is_object() ? value.find("text") : value.end();
   if (!value.is_object() || text == value.end() || !text->is_string())
-    fail("dataset", "expected a caption or an object with its text, got {} ({})",
-         dump_utf8(value).substr(0, 80), where);
+    fail("dataset", "expected a caption or an object with its text, got {} ({})", brief(value), where);
   Caption caption{.text = text->get<std::string>()};
   if (const auto weight = value.find("weight"); weight != value.end()) {
     if (!weight->is_number() || weight->get<double>() < 0)
-      fail("dataset", "expected a weight of at least 0, got {} ({})", weight->dump(), where);
+      fail("dataset", "expected a weight of at least 0, got {} ({})", brief(*weight), where);
     caption.weight = weight->get<float>();
   }
   if (const auto kind = value.find("kind"); kind != value.end()) {
-    if (!kind->is_string()) fail("dataset", "expected a kind, got {} ({})", kind->dump(), where);
+    if (!kind->is_string()) fail("dataset", "expected a kind, got {} ({})", brief(*kind), where);
     caption.kind = kind->get<std::string>();
   }
   return caption;
@@ -116,7 +116,7 @@ void LabelCollector::add(const nlohmann::json& label, const std::string& where) 
     return;
   }
   if (!label.is_number_integer())
-    fail("dataset", "expected a class as an integer or a name, got {} ({})", label.dump(), where);
+    fail("dataset", "expected a class as an integer or a name, got {} ({})", brief(label), where);
   const auto index = label.get<int64_t>();
   if (index < 0 || index >= kMaxClasses)
     fail("dataset", "expected a class from 0 to {}, got {} ({})", kMaxClasses - 1, label.dump(), where);

@@ -4,8 +4,8 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "data/images/dataset_layouts.h"
-#include "data/images/file_io.h"
 
 namespace kiln::layouts {
 namespace {

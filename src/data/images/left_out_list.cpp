@@ -14,6 +14,8 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/input_file.h"
+#include "core/text/json_text.h"
 #include "core/text/utf8.h"
 
 namespace kiln {
@@ -23,7 +25,7 @@ using Json = nlohmann::json;
 
 // Returns null for a line that is torn or none of ours.
 Json parse_line(std::string_view text) {
-  Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json line = json_or_discarded("train", text, "a list of pictures left out");
   const auto has = [&](const char* key, bool (Json::*is)() const noexcept) {
     return line.contains(key) && (line[key].*is)();
   };
@@ -76,8 +78,9 @@ std::string left_out_name(const Json& line) {
 }
 
 Json read_left_out(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
   Json lines = Json::array();
+  if (!std::filesystem::exists(path)) return lines;
+  std::ifstream file = input_stream("train", path);
   for (std::string text; std::getline(file, text) && !file.eof();)
     if (Json line = parse_line(text); !line.is_null()) lines.push_back(std::move(line));
   return lines;

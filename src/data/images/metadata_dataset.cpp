@@ -6,6 +6,8 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
+#include "core/text/json_text.h"
 #include "data/images/dataset_layouts.h"
 
 namespace kiln::layouts {
@@ -14,7 +16,7 @@ namespace {
 constexpr std::array<const char*, 2> kDataInfoKeys = {"prompt", "sharegpt4v"};
 
 nlohmann::json parse_line(const std::string& line, const std::string& where) {
-  auto fields = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  auto fields = json_or_discarded("dataset", line, where);
   if (!fields.is_object()) fail("dataset", "expected a JSON object ({})", where);
   return fields;
 }
@@ -34,8 +36,7 @@ std::string file_name_of(const nlohmann::json& fields, const char* key, const st
 }  // namespace
 
 std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::string& metadata_path) {
-  std::ifstream file(metadata_path);
-  if (!file) fail("dataset", "cannot read {}", metadata_path);
+  std::ifstream file = input_stream("dataset", metadata_path);
   std::vector<ImageRecord> records;
   LabelCollector labels;
   MissingCaptions missing;
@@ -65,8 +66,7 @@ std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::
 }
 
 std::unique_ptr<ImageDataset> open_data_info(const std::string& root, const std::string& list_path) {
-  std::ifstream file(list_path);
-  const auto list = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json list = read_json_file("dataset", list_path, kLongList);
   if (!list.is_array()) fail("dataset", "expected a JSON list of pictures ({})", list_path);
   std::vector<ImageRecord> records;
   std::unordered_set<std::string> names;

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "data/images/file_io.h"
+#include "core/files/input_file.h"
 #include "data/images/npz.h"
 
 namespace kiln {

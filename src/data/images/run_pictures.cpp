@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "core/files/xxh3.h"
 #include "core/text/utf8.h"
-#include "data/images/file_io.h"
 #include "data/images/ordered_workers.h"
 
 namespace kiln {

@@ -9,8 +9,9 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
+#include "core/text/json_text.h"
 #include "data/images/dataset_layouts.h"
-#include "data/images/file_io.h"
 
 namespace kiln::layouts {
 namespace {
@@ -36,9 +37,10 @@ bool split_name(TarEntry& entry) {
 
 class TarReader {
  public:
-  explicit TarReader(const std::string& path) : path_(path), archive_(archive_read_new(), archive_read_free) {
+  explicit TarReader(const RandomAccessFile& file)
+      : path_(file.path()), archive_(archive_read_new(), archive_read_free) {
     archive_read_support_format_tar(archive_.get());
-    if (archive_read_open_filename(archive_.get(), path.c_str(), 1 << 16) != ARCHIVE_OK) fail_reading();
+    if (archive_read_open_fd(archive_.get(), file.fd(), 1 << 16) != ARCHIVE_OK) fail_reading();
   }
 
   // Moves to the next regular file. Returns false at the end.
@@ -82,7 +84,7 @@ class WebDataset : public ImageDataset {
 
   void add_tar(const std::string& path) {
     tars_.push_back(std::make_unique<RandomAccessFile>("webdataset", path));
-    TarReader reader(path);
+    TarReader reader(*tars_.back());
     Sample sample;
     for (TarEntry entry; reader.next(entry);) {
       if (!split_name(entry)) continue;  // README and the like belong to no sample
@@ -166,12 +168,12 @@ class WebDataset : public ImageDataset {
     for (const TarEntry& field : sample.fields) {
       const std::string where = field.path + " of " + tars_.back()->path();
       if (field.extension == "cls") {
-        label = nlohmann::json::parse(read_text(field), nullptr, /*allow_exceptions=*/false);
+        label = json_or_discarded("webdataset", read_text(field), where);
         if (!label.is_number_integer()) fail("webdataset", "expected an integer class ({})", where);
       } else if (field.extension == "txt") {
         if (std::string text = read_text(field); !text.empty()) record.captions = {{.text = std::move(text)}};
       } else if (field.extension == "json") {
-        json = nlohmann::json::parse(read_text(field), nullptr, /*allow_exceptions=*/false);
+        json = json_or_discarded("webdataset", read_text(field), where);
         if (!json.is_object()) fail("webdataset", "expected a JSON object ({})", where);
       }
     }

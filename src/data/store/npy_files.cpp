@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "data/images/file_io.h"
+#include "core/files/input_file.h"
 
 namespace kiln {
 namespace fs = std::filesystem;

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "data/images/bucket_table.h"
 
 namespace kiln {
@@ -25,8 +25,7 @@ int64_t side_of(const nlohmann::json& picture, const char* key, const std::strin
 }  // namespace
 
 PixartList::PixartList(const std::string& path) : path_(path) {
-  std::ifstream file(path);
-  const auto list = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json list = read_json_file("store import", path, kLongList);
   if (!list.is_array()) fail("store import", "expected a JSON list of pictures, got none ({})", path);
   for (const auto& entry : list) {
     const std::string where = fmt::format("{}, picture {}", path, pictures_.size());

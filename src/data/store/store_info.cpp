@@ -1,10 +1,11 @@
 // Converts store.json to StoreInfo, with every field checked, and back.
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
+#include "core/text/json_text.h"
 #include "core/text/utf8.h"
 #include "data/store/store_info.h"
 
@@ -16,7 +17,6 @@ using nlohmann::json;
 constexpr int kStoreFormatVersion = 2;
 constexpr const char* kFormatName = "kiln feature store";
 constexpr int64_t kMaxLanes = 4096, kMaxSize = 1 << 16;
-constexpr int kMaxDepth = 32;  // of nested JSON: comparing and printing it recurses
 
 // Typed access to the fields of one JSON object.
 class Fields {
@@ -56,9 +56,7 @@ class Fields {
     if (found == object_.end())
       fail("feature store", "expected {} in \"{}\", got nothing ({})", expected, key, where_);
     if (!accepts(*found)) {
-      // A hostile value may be long.
-      const std::string value = dump_utf8(*found).substr(0, 80);
-      fail("feature store", "expected {} in \"{}\", got {} ({})", expected, key, value, where_);
+      fail("feature store", "expected {} in \"{}\", got {} ({})", expected, key, brief(*found), where_);
     }
     return *found;
   }
@@ -66,18 +64,6 @@ class Fields {
   const json& object_;
   std::string where_;
 };
-
-json parse_json(std::string_view text, const std::string& where) {
-  const auto limit_depth = [&](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxDepth) fail("feature store", "expected at most {} nested levels ({})", kMaxDepth, where);
-    return true;
-  };
-  try {
-    return json::parse(text, limit_depth);
-  } catch (const json::exception& error) {
-    fail("feature store", "expected JSON, got something else ({}): {}", where, error.what());
-  }
-}
 
 void check_version(const Fields& fields) {
   if (fields.text("format") != kFormatName) {
@@ -161,7 +147,7 @@ void StoreInfo::drop_empty_lanes() {
 }
 
 StoreInfo parse_store_info(std::string_view text, const std::string& where) {
-  const json root = parse_json(text, where);
+  const json root = parse_json("feature store", text, where);
   const Fields fields(root, where);
   check_version(fields);
   StoreInfo info;
@@ -221,10 +207,8 @@ StoreInfo read_store_info(const std::string& folder) {
          "expected a folder with store.json, got none ({}): make one with kiln extract or kiln store import",
          folder);
   }
-  std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file) fail("feature store", "cannot read {}", path.string());
-  return parse_store_info(text, path.string());
+  constexpr JsonOptions kLimits;
+  return parse_store_info(read_input("feature store", path.string(), kLimits.most_bytes), path.string());
 }
 
 std::string store_info_text(const StoreInfo& info) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/text/printable.h"
 #include "core/text/utf8.h"
 #include "data/store/shard_progress.h"
 #include "data/store/skipped_pictures.h"
@@ -39,7 +40,7 @@ std::string size_text(uintmax_t num_bytes) {
 }
 
 void print_row(std::FILE* out, std::string_view name, const std::string& value) {
-  fmt::print(out, "{:<14}{}\n", name, value);
+  fmt::print(out, "{:<14}{}\n", printable(name), printable(value));
 }
 
 void print_lanes(const StoreInfo& info, std::FILE* out) {
@@ -107,7 +108,7 @@ void print_labels(const FeatureStore& store, std::FILE* out) {
                         counts.back()));
   constexpr size_t kMaxShown = 20;
   for (size_t i = 0; i < std::min(names.size(), kMaxShown); ++i) {
-    fmt::print(out, "{:>14} {:<24} {}\n", i, names[i], counts[i]);
+    fmt::print(out, "{:>14} {:<24} {}\n", i, printable(names[i]), counts[i]);
   }
   if (names.size() > kMaxShown) fmt::print(out, "{:>14} {} more\n", "", names.size() - kMaxShown);
 }
@@ -189,7 +190,7 @@ void verify_part(const std::string& folder, std::FILE* out) {
   for (const std::string& name : texts)
     for (std::string& problem : find_text_store_problems(text_store_folder(folder, name)))
       problems.push_back(std::move(problem));
-  for (const auto& problem : problems) fmt::print(out, "{}\n", problem);
+  for (const auto& problem : problems) fmt::print(out, "{}\n", printable(problem));
   std::fflush(out);
   if (!problems.empty()) {
     fail("store verify", "{} of {} shards{} are damaged ({}), first: {}", num_shards, info.shards.size(),
@@ -203,7 +204,9 @@ void verify_part(const std::string& folder, std::FILE* out) {
   }
   fmt::print(out, "{}: {} samples in {} shards{}: checksums, shapes and values are right\n", folder,
              info.num_samples, info.shards.size(),
-             texts.empty() ? "" : fmt::format(" and the captions of text-{}", fmt::join(texts, ", text-")));
+             texts.empty()
+                 ? ""
+                 : printable(fmt::format(" and the captions of text-{}", fmt::join(texts, ", text-"))));
 }
 
 }  // namespace

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 
 namespace kiln {
 namespace {
@@ -20,7 +21,7 @@ using nlohmann::json;
 constexpr const char* kTextFormatName = "kiln text store";
 constexpr int64_t kFormatVersion = 1;
 constexpr const char* kFolderPrefix = "text-";
-constexpr int64_t kMostTokens = 1 << 20, kMostWidth = 1 << 20;
+constexpr int64_t kMostTokens = 1 << 20, kMostWidth = 1 << 20, kMostSamples = int64_t{1} << 40;
 
 int64_t count(const JsonConfig& fields, const char* key, int64_t least, int64_t most,
               const std::string& where) {
@@ -33,7 +34,7 @@ int64_t count(const JsonConfig& fields, const char* key, int64_t least, int64_t 
 }  // namespace
 
 TextStoreInfo parse_text_store_info(std::string_view text, const std::string& where) {
-  const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json object = json_or_discarded("text store", text, where);
   if (!object.is_object()) fail("text store", "expected a JSON object ({})", where);
   const JsonConfig fields("text store, " + where, object);
   if (fields.get<std::string>("format", "") != kTextFormatName)
@@ -57,8 +58,8 @@ TextStoreInfo parse_text_store_info(std::string_view text, const std::string& wh
   info.instruction = fields.get<std::string>("instruction", "");
   info.compute_dtype = fields.get<std::string>("compute_dtype", "");
   info.captions_fingerprint = fields.require<std::string>("captions_fingerprint");
-  info.num_samples = count(fields, "num_samples", 1, INT64_MAX, where);
-  info.num_entries = count(fields, "num_entries", 1, INT64_MAX, where);
+  info.num_samples = count(fields, "num_samples", 1, kMostSamples, where);
+  info.num_entries = count(fields, "num_entries", 1, kMostSamples, where);
   info.entries_per_shard = count(fields, "entries_per_shard", 1, INT32_MAX, where);
   info.num_truncated = count(fields, "num_truncated", 0, info.num_entries, where);
   info.num_without_caption = count(fields, "num_without_caption", 0, info.num_samples, where);
@@ -109,10 +110,9 @@ std::string text_store_info_text(const TextStoreInfo& info) {
 
 TextStoreInfo read_text_store_info(const std::string& folder) {
   const std::string path = folder + "/text.json";
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("text store", "{} is no text store: it holds no text.json", folder);
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
-  return parse_text_store_info(text, path);
+  if (!fs::exists(path)) fail("text store", "{} is no text store: it holds no text.json", folder);
+  constexpr JsonOptions kLimits;
+  return parse_text_store_info(read_input("text store", path, kLimits.most_bytes), path);
 }
 
 std::vector<std::string> find_text_stores(const std::string& feature_store) {

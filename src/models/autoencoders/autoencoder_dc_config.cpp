@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 #include "models/autoencoders/autoencoder_dc.h"
 
 namespace kiln {
@@ -45,7 +46,7 @@ std::vector<std::vector<int64_t>> multiscales(const JsonConfig& reader, const st
           return kernel.is_number_integer() && kernel.get<int64_t>() > 0 && kernel.get<int64_t>() % 2 == 1;
         });
     if (!is_kernels)
-      fail(kAutoencoderDc, "expected {} to be lists of odd kernel sizes, got {}", key, value.dump());
+      fail(kAutoencoderDc, "expected {} to be lists of odd kernel sizes, got {}", key, brief(value));
     levels.push_back(level.get<std::vector<int64_t>>());
   }
   return levels;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
@@ -13,6 +12,7 @@
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/tensors.h"
+#include "core/text/json_text.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/tiling.h"
@@ -45,16 +45,6 @@ class Pixels : public Autoencoder {
   ParameterList parameters_;  // none
 };
 
-json read_json(const fs::path& path) {
-  std::ifstream file(path);
-  if (!file) fail("autoencoder", "cannot read {}", path.string());
-  try {
-    return json::parse(file);
-  } catch (const json::exception& error) {
-    fail("autoencoder", "{} is not JSON: {}", path.string(), message_of(error));
-  }
-}
-
 // Returns the path of the weights. In a pipeline's folder that is the folder of the VAE.
 fs::path weights_path_of(const std::string& path) {
   if (!fs::exists(path))
@@ -74,7 +64,7 @@ json config_of(const fs::path& weights) {
   if (!fs::exists(path) && fs::is_directory(weights))
     fail("autoencoder", "{} holds no config.json: give a diffusers folder or a weights file",
          weights.string());
-  return fs::exists(path) ? read_json(path) : sd_vae_config();
+  return fs::exists(path) ? read_json_file("autoencoder", path.string()) : sd_vae_config();
 }
 
 using WeightMap = std::map<std::string, at::Tensor>;

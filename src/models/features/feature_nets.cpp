@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/weights_file.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "core/text/some_of.h"
 #include "models/features/dinov2.h"
 #include "models/features/inception.h"
@@ -43,9 +43,8 @@ class InceptionNet : public FeatureNet {
 Dinov2Config config_beside(const std::string& path, const std::map<std::string, at::Tensor>& weights) {
   const fs::path config =
       (fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path()) / "config.json";
-  std::ifstream file(config);
-  if (!file) return dinov2_config_of(weights, path);
-  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!std::filesystem::exists(config)) return dinov2_config_of(weights, path);
+  const nlohmann::json json = read_json_file("dinov2", config.string());
   if (!json.is_object()) fail("dinov2", "{} is not a JSON object", config.string());
   return parse_dinov2_config(json);
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "core/error.h"
 #include "core/heap.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 #include "core/units.h"
 #include "models/text/shared_prefix.h"
 
@@ -30,8 +30,7 @@ constexpr int64_t kProcessBytes = int64_t{96} << 20;  // threads and code of the
 std::optional<int64_t> sentence_length(const fs::path& folder) {
   const fs::path path = folder / "sentence_bert_config.json";
   if (!fs::exists(path)) return std::nullopt;
-  std::ifstream file(path);
-  const auto config = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json config = read_json_file("text", path.string());
   if (!config.is_object()) fail("text", "{} is no JSON object", path.string());
   return JsonConfig("text", config).positive("max_seq_length", kManyTokens);
 }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include "checkpoint/tensor_files.h"
@@ -16,6 +15,7 @@
 #include "core/error.h"
 #include "core/files/mapped_file.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
 #include "models/text/bert.h"
 #include "models/text/clip_text.h"
@@ -61,10 +61,11 @@ const TextFamily& text_family_of(const std::string& name) {
 }
 
 json read_config(const fs::path& folder) {
-  std::ifstream file(folder / "config.json", std::ios::binary);
-  if (!file) fail("text", "{} holds no config.json: give the folder of a text encoder", folder.string());
-  json config = json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object()) fail("text", "{} is no JSON object", (folder / "config.json").string());
+  const std::string path = (folder / "config.json").string();
+  if (!fs::exists(path))
+    fail("text", "{} holds no config.json: give the folder of a text encoder", folder.string());
+  json config = read_json_file("text", path);
+  if (!config.is_object()) fail("text", "{} is no JSON object", path);
   return config;
 }
 

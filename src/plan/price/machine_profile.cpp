@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/memory_limits.h"
 #include "core/tensors.h"
+#include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
@@ -35,8 +35,7 @@ std::string plain(const std::string& name) {
 }
 
 MachineProfile read_profile(const fs::path& path) {
-  std::ifstream file(path);
-  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = read_json_or_discarded(kWho, path.string());
   if (!json.is_object())
     fail(kWho, "expected a JSON object in {}: remove it, or calibrate again", path.string());
   try {
@@ -69,7 +68,7 @@ T field(const nlohmann::json& json, const char* name) {
   try {
     return json.at(name).get<T>();
   } catch (const nlohmann::json::exception&) {
-    fail(kWho, "a machine profile whose '{}' is {}", name, json.at(name).dump());
+    fail(kWho, "a machine profile whose '{}' is {}", name, brief(json.at(name)));
   }
 }
 

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
+#include "core/text/json_text.h"
 #include "text/tokenizers/pair_merging.h"
 #include "text/tokenizers/unicode.h"
 #include "text/tokenizers/vocabulary.h"
@@ -128,14 +130,12 @@ class ClipBpe : public SubwordModel {
 };
 
 Vocabulary read_vocabulary(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("tokenizer", "cannot read {}", path.string());
-  const nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = read_json_file("tokenizer", path.string());
   if (!json.is_object()) fail("tokenizer", "{} is no JSON object of tokens and ids", path.string());
   Vocabulary vocabulary;
   for (const auto& [token, id] : json.items()) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
-      fail("tokenizer", "expected an id of token {:?}, got {} ({})", token, id.dump(), path.string());
+      fail("tokenizer", "expected an id of token {:?}, got {} ({})", token, brief(id), path.string());
     vocabulary.set(token, id.get<int64_t>());
   }
   return vocabulary;
@@ -143,8 +143,7 @@ Vocabulary read_vocabulary(const std::filesystem::path& path) {
 
 std::unordered_map<uint64_t, Merge> read_merges(const std::filesystem::path& path,
                                                 const Vocabulary& vocabulary) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("tokenizer", "cannot read {}", path.string());
+  std::ifstream file = input_stream("tokenizer", path.string());
   const auto id_of = [&](const std::string& token) {
     const std::optional<int64_t> id = vocabulary.find(token);
     if (!id) fail("tokenizer", "token {:?} of {} is not in vocab.json", token, path.string());

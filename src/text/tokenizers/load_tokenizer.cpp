@@ -1,12 +1,13 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <fstream>
+#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "core/json_config.h"
 #include "text/tokenizers/clip_bpe.h"
 #include "text/tokenizers/gemma_bpe.h"
@@ -184,6 +185,8 @@ SpecialFrame frame_of(const TokenizerKind& kind, const TokenizerConfig& config, 
   return frame;
 }
 
+constexpr size_t kMostFileBytes = size_t{256} << 20;  // of a tokenizer
+
 std::string fingerprint_of(const fs::path& folder, const TokenizerKind& kind, const TokenizerConfig& config,
                            const AddedTokens& tokens, const SpecialFrame& frame) {
   std::string all = std::string(kind.name) + "\n" + tokens.description();
@@ -194,8 +197,8 @@ std::string fingerprint_of(const fs::path& folder, const TokenizerKind& kind, co
   for (const char* key : {"do_lower_case", "strip_accents", "tokenize_chinese_chars"})
     if (config.settings.contains(key)) all += fmt::format("{}={}\n", key, config.settings.at(key).dump());
   for (const char* name : kind.files) {
-    std::ifstream file(folder / name, std::ios::binary);
-    const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+    const fs::path path = folder / name;
+    const std::string bytes = fs::exists(path) ? read_input("tokenizer", path.string(), kMostFileBytes) : "";
     all += fmt::format("{}:{}\n", name, bytes.size()) + bytes;
   }
   return fmt::format("xxh3:{:016x}", XXH3_64bits(all.data(), all.size()));

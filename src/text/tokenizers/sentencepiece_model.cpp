@@ -1,10 +1,10 @@
 #include "text/tokenizers/sentencepiece_model.h"
 
 #include <cstring>
-#include <fstream>
 #include <iterator>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "text/tokenizers/unicode.h"
 
 namespace kiln::text {
@@ -128,10 +128,8 @@ SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::
 }
 
 SentencePieceModel read_sentencepiece_model(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("tokenizer", "cannot read {}", path.string());
-  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  return parse_sentencepiece_model(bytes, path.string());
+  constexpr size_t kMostBytes = size_t{256} << 20;
+  return parse_sentencepiece_model(read_input("tokenizer", path.string(), kMostBytes), path.string());
 }
 
 }  // namespace kiln::text

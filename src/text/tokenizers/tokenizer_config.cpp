@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 
 namespace kiln::text {
 namespace {
@@ -21,8 +21,7 @@ bool is_role(const std::string& key) {
 
 json read_object(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return json::object();
-  std::ifstream file(path, std::ios::binary);
-  json object = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  json object = read_json_file("tokenizer", path.string());
   if (!object.is_object()) fail("tokenizer", "{} is no JSON object", path.string());
   return object;
 }
@@ -30,7 +29,7 @@ json read_object(const std::filesystem::path& path) {
 // Parses a string, or an object that says how the token is recognised.
 AddedToken parse_token(const json& value, bool special, const std::string& where) {
   if (value.is_string()) return {.content = value, .normalized = !special};
-  if (!value.is_object()) fail("tokenizer", "expected a token, got {} ({})", value.dump(), where);
+  if (!value.is_object()) fail("tokenizer", "expected a token, got {} ({})", brief(value), where);
   const JsonConfig fields(where, value);
   return {.content = fields.require<std::string>("content"),
           .single_word = fields.get("single_word", false),
@@ -65,7 +64,7 @@ void read_roles(const json& object, const std::string& where, SpecialTokens& spe
 void append_tokens(const json& list, const std::string& where, std::vector<AddedToken>& tokens) {
   if (list.is_null()) return;
   if (!list.is_array() && !list.is_object())
-    fail("tokenizer", "expected a list of tokens, got {} ({})", list.dump(), where);
+    fail("tokenizer", "expected a list of tokens, got {} ({})", brief(list), where);
   for (const json& value : list) tokens.push_back(parse_token(value, /*special=*/true, where));
 }
 
@@ -100,7 +99,7 @@ std::map<int64_t, AddedToken> read_added_tokens(const std::filesystem::path& pat
   const json tokens = read_object(path);
   for (const auto& [content, id] : tokens.items()) {
     if (!id.is_number_integer())
-      fail("tokenizer", "expected an id of token {:?}, got {} ({})", content, id.dump(), path.string());
+      fail("tokenizer", "expected an id of token {:?}, got {} ({})", content, brief(id), path.string());
     by_id[id.get<int64_t>()] = {.content = content, .normalized = !special.contains(content)};
   }
   return by_id;
@@ -110,12 +109,8 @@ std::map<int64_t, AddedToken> read_added_tokens(const std::filesystem::path& pat
 std::map<int64_t, AddedToken> read_tokenizer_json(const std::filesystem::path& path) {
   std::map<int64_t, AddedToken> by_id;
   if (!std::filesystem::exists(path)) return by_id;
-  std::ifstream file(path, std::ios::binary);
-  // The rest, which repeats the vocabulary, is read past.
-  const auto keep = [](int depth, json::parse_event_t event, json& parsed) {
-    return depth != 1 || event != json::parse_event_t::key || parsed == "added_tokens";
-  };
-  const json tokenizer = json::parse(file, keep, /*allow_exceptions=*/false);
+  // The rest repeats the vocabulary.
+  const json tokenizer = read_json_file("tokenizer", path.string(), {.only_key = "added_tokens"});
   if (!tokenizer.is_object()) fail("tokenizer", "{} is no JSON object", path.string());
   const json tokens = tokenizer.value("added_tokens", json::array());
   if (!tokens.is_array()) fail("tokenizer", "expected added_tokens to be a list ({})", path.string());

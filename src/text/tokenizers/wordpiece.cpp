@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "text/tokenizers/unicode.h"
 #include "text/tokenizers/vocabulary.h"
 
@@ -110,8 +111,7 @@ class WordPiece : public SubwordModel {
 
 std::unique_ptr<SubwordModel> load_wordpiece(const std::filesystem::path& path,
                                              const WordPieceOptions& options) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("tokenizer", "cannot read {}", path.string());
+  std::ifstream file = input_stream("tokenizer", path.string());
   Vocabulary vocabulary;
   std::string line;
   for (int64_t id = 0; std::getline(file, line); ++id) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/text/printable.h"
 #include "data/loader/batches.h"
 #include "optim/lr_schedule.h"
 #include "parallel/machine.h"
@@ -59,7 +60,7 @@ bool StageLoop::train() {
   compare_with_plan();
   const bool goes_on = !plan_.is_last() && !stopping() && !progress_.out_of_time();
   if (run_.is_first() && goes_on)
-    fmt::print("{} is done after step {}\n", plan_.stage().name, progress_.step);
+    fmt::print("{} is done after step {}\n", printable(plan_.stage().name), progress_.step);
   if (run_.is_first() && !goes_on)
     fmt::print("{} after step {} ({} images): {}\n", stopping() ? "stopped by a signal" : "finished",
                progress_.step, progress_.step * options.global_batch, options.out);
@@ -131,7 +132,7 @@ bool StageLoop::start() {
 void StageLoop::announce_stage() {
   const Stage& stage = plan_.stage();
   for (const std::string& note : plan_.notes)
-    if (run_.is_first()) fmt::print("{}\n", note);
+    if (run_.is_first()) fmt::print("{}\n", printable(note));
   if (!plan_.is_staged()) return;
   if (!plan_.changes.empty()) watch_->stage_event({{"event", "changes"}, {"changes", plan_.changes}});
   if (progress_.step > stage.first_step) return;
@@ -145,7 +146,7 @@ void StageLoop::announce_stage() {
                        {"image_size", options.data.image_size},
                        {"lr", options.lr.peak}});
   if (run_.is_first())
-    fmt::print("{} of {}: {} steps, to step {}, at lr {:g}\n", stage.name, plan_.stages.size(),
+    fmt::print("{} of {}: {} steps, to step {}, at lr {:g}\n", printable(stage.name), plan_.stages.size(),
                stage.num_steps(), stage.last_step(), options.lr.peak);
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/text/json_text.h"
 #include "core/text/some_of.h"
 #include "models/denoisers/dit/dit.h"
 
@@ -122,7 +123,7 @@ DitConfig parse_dit_diffusers_config(const json& config, const std::string& sour
   const auto require = [&](const char* key, const json& expected, const json& when_absent) {
     const json value = config.value(key, when_absent);
     if (value != expected)
-      fail("convert", "{} is {}: DiT has {} ({})", key, value.dump(), expected.dump(), source);
+      fail("convert", "{} is {}: DiT has {} ({})", key, brief(value), brief(expected), source);
   };
   require("activation_fn", "gelu-approximate", "gelu-approximate");
   require("norm_type", "ada_norm_zero", "ada_norm_zero");

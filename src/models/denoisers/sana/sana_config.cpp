@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 #include "models/denoisers/sana/sana.h"
 
 namespace kiln {
@@ -98,7 +99,7 @@ const std::map<std::string, json>& sana_presets() {
 SanaConfig parse_sana_config(const json& config) {
   const JsonConfig reader("sana", config);
   if (reader.has("_class_name") && reader.at("_class_name") != "SanaTransformer2DModel")
-    fail("sana", "expected a config of SanaTransformer2DModel, got {}", reader.at("_class_name").dump());
+    fail("sana", "expected a config of SanaTransformer2DModel, got {}", brief(reader.at("_class_name")));
   reader.get("dropout", 0.0);
   if (reader.get("norm_elementwise_affine", false))
     fail("sana", "expected norm_elementwise_affine false, got true");

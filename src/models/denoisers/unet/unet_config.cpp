@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
 #include "models/denoisers/unet/unet_config.h"
 
 namespace kiln {
@@ -69,7 +70,7 @@ void refuse_variants(const JsonConfig& reader) {
         "encoder_hid_dim_type", "time_embedding_act_fn", "timestep_post_act", "time_cond_proj_dim",
         "projection_class_embeddings_input_dim", "addition_time_embed_dim", "num_attention_heads",
         "cross_attention_norm", "reverse_transformer_layers_per_block"})
-    if (reader.has(key)) fail(kUnet, "{} = {} is not implemented", key, reader.at(key).dump());
+    if (reader.has(key)) fail(kUnet, "{} = {} is not implemented", key, brief(reader.at(key)));
   if (reader.has("mid_block_only_cross_attention")) reader.refuse("mid_block_only_cross_attention", false);
 }
 

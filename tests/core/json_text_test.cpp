@@ -1,0 +1,74 @@
+#include "core/text/json_text.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "test_files.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+using test::message_of;
+using testing::HasSubstr;
+
+std::string levels(size_t count, const std::string& begin, const std::string& end) {
+  std::string text;
+  for (size_t i = 0; i < count; ++i) text += begin;
+  text += "1";
+  for (size_t i = 0; i < count; ++i) text += end;
+  return text;
+}
+
+TEST(JsonText, ParsesWhatNlohmannParses) {
+  for (const char* text :
+       {"null", "true", "-1", "18446744073709551615", "1.5e3", "\"a\\u00e4\\n\"", "[]", "{}", "[[], {}, [1]]",
+        R"({"a": [1, {"b": null}], "c": {"d": [[2]], "e": "f"}, "a": 3})", "", "{", "[1,]", "{\"a\"}", "1 2",
+        "nul"})
+    EXPECT_EQ(json_or_discarded("test", text, "text"), json::parse(text, nullptr, false)) << text;
+  EXPECT_EQ(parse_json("test", "{/* why */ \"a\": 1}", "text", {.ignores_comments = true}), json({{"a", 1}}));
+}
+
+TEST(JsonText, Finding8DepthAndCountsAreLimited) {
+  for (const auto& [begin, end] : {std::pair("[", "]"), {"{\"a\":", "}"}}) {
+    EXPECT_TRUE(json_or_discarded("test", levels(kMostJsonLevels, begin, end), "text").is_structured());
+    for (const size_t count : {kMostJsonLevels + 1, size_t{300'000}})
+      EXPECT_THAT(message_of([&] { json_or_discarded("test", levels(count, begin, end), "x.json"); }),
+                  HasSubstr("[test] x.json has more than 64 nested levels"));
+  }
+  EXPECT_THAT(message_of([] { parse_json("test", "[1, 2, 3]", "x.json", {.most_values = 3}); }),
+              HasSubstr("x.json has more than 3 values"));
+  EXPECT_THAT(message_of([] { parse_json("test", "[1, 2, 3]", "x.json", {.most_bytes = 8}); }),
+              HasSubstr("x.json has 9 bytes of JSON, at most 8"));
+}
+
+TEST(JsonText, WhatIsNoJsonIsNamed) {
+  EXPECT_THAT(message_of([] { parse_json("test", "{", "x.json"); }),
+              HasSubstr("[test] x.json is not JSON: "));
+  EXPECT_THAT(
+      message_of([] { parse_json("test", R"({"a": {"b": 1, "b": 2}})", "x", {.refuses_duplicates = true}); }),
+      HasSubstr("key \"b\" occurs twice (x)"));
+}
+
+TEST(JsonText, ReadsPastOtherKeys) {
+  const std::string text = R"({"vocab": {"a": [1, {"keep": 2}]}, "keep": [{"vocab": 3}], "more": [[4]]})";
+  EXPECT_EQ(parse_json("test", text, "text", {.only_key = "keep"}),
+            json::parse(R"({"keep": [{"vocab": 3}]})"));
+}
+
+TEST(JsonText, Finding17APipeIsNotWaitedFor) {
+  const test::TempFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "config.json").c_str(), 0600), 0);
+  EXPECT_THAT(message_of([&] { read_json_file("test", folder / "config.json"); }),
+              HasSubstr("config.json: expected a file"));
+}
+
+TEST(JsonText, LongValuesAreShortInMessages) {
+  EXPECT_EQ(brief(json({{"a", 1}})), R"({"a":1})");
+  EXPECT_LT(brief(json(std::string(100'000, 'x'))).size(), 200u);
+  EXPECT_LT(message_of(Error("[test] " + std::string(100'000, 'x'))).size(), 5'000u);
+}
+
+}  // namespace
+}  // namespace kiln
