@@ -5,15 +5,15 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <utility>
 
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/json_text.h"
+#include "core/text/name_pattern.h"
 #include "core/text/some_of.h"
 
 namespace kiln {
@@ -26,31 +26,21 @@ constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kDown = ".lora_A.weight", kUp = ".lora_B.weight";
 
 json read_adapter_config(const fs::path& path) {
-  std::ifstream file(path);
-  if (!file) fail("lora", "{} is missing: PEFT's adapters have it beside their weights", path.string());
-  json config = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!fs::exists(path))
+    fail("lora", "{} is missing: PEFT's adapters have it beside their weights", path.string());
+  json config = read_json_file("lora", path.string());
   if (!config.is_object()) fail("lora", "{} is not a JSON object", path.string());
   return config;
 }
 
-// Returns a regex for names that `pattern` matches whole or from a dot on. Throws Error; `where` names the
-// pattern's place.
-std::regex name_pattern(const std::string& where, const std::string& pattern) {
-  try {
-    return std::regex("(.*\\.)?(" + pattern + ")$");
-  } catch (const std::regex_error&) {
-    fail("lora", "{} holds \"{}\", which is no regular expression", where, pattern);
-  }
-}
-
 // Reads rank_pattern or alpha_pattern. The first pattern that fits a module's name counts.
 template <class T>
-std::vector<std::pair<std::regex, T>> patterns(const JsonConfig& config, const std::string& key) {
-  std::vector<std::pair<std::regex, T>> compiled;
+std::vector<std::pair<NamePattern, T>> patterns(const JsonConfig& config, const std::string& key) {
+  std::vector<std::pair<NamePattern, T>> compiled;
   const json object = config.object(key);
   const JsonConfig values(config.who(), object);
   for (const auto& [pattern, value] : object.items())
-    compiled.emplace_back(name_pattern(key, pattern), values.require<T>(pattern));
+    compiled.emplace_back(NamePattern("lora", key, pattern), values.require<T>(pattern));
   return compiled;
 }
 
@@ -81,17 +71,18 @@ class LoraScales {
 
  private:
   template <class T>
-  static T found(const std::vector<std::pair<std::regex, T>>& table, const std::string& module, T otherwise) {
+  static T found(const std::vector<std::pair<NamePattern, T>>& table, const std::string& module,
+                 T otherwise) {
     for (const auto& [pattern, value] : table)
-      if (std::regex_match(module, pattern)) return value;
+      if (pattern.matches(module)) return value;
     return otherwise;
   }
 
   int64_t rank_ = 8;
   double alpha_ = 8;
   bool by_root_ = false;
-  std::vector<std::pair<std::regex, int64_t>> ranks_;
-  std::vector<std::pair<std::regex, double>> alphas_;
+  std::vector<std::pair<NamePattern, int64_t>> ranks_;
+  std::vector<std::pair<NamePattern, double>> alphas_;
 };
 
 std::string shape_text(const at::Tensor& tensor) {
@@ -182,6 +173,20 @@ std::vector<LoraLayer> read_peft_lora(const std::string& path) {
   return lora_layers(load_tensors(file.string()), config, file.string());
 }
 
+void check_factors(const std::vector<LoraLayer>& layers, const std::string& source) {
+  for (const LoraLayer& layer : layers) {
+    if (layer.down.dim() < 2 || layer.up.dim() < 2 || layer.down.size(0) < 1)
+      fail("lora", "{} has no rank: lora_A is {} and lora_B {} ({})", layer.module, shape_text(layer.down),
+           shape_text(layer.up), source);
+    const auto is_finite = [](const at::Tensor& values) {
+      return at::isfinite(values.to(at::kFloat)).all().item<bool>();
+    };
+    if (!std::isfinite(layer.scale) || !is_finite(layer.down) || !is_finite(layer.up))
+      fail("lora", "{} has a scale or values that are not finite ({}): the file is damaged", layer.module,
+           source);
+  }
+}
+
 std::vector<LoraLayer> lora_layers(const std::map<std::string, at::Tensor>& tensors,
                                    const json& adapter_config, const std::string& source) {
   const LoraScales scales(adapter_config);
@@ -203,6 +208,7 @@ std::vector<LoraLayer> lora_layers(const std::map<std::string, at::Tensor>& tens
   if (num_used == 0 || num_used != tensors.size())
     fail("lora", "expected pairs of lora_A and lora_B in {}: of its {} tensors, {} are in pairs", source,
          tensors.size(), num_used);
+  check_factors(layers, source);
   return layers;
 }
 
@@ -236,11 +242,11 @@ std::vector<std::string> module_names(const SegmentModel& model) {
 
 std::vector<LoraLayer> fresh_lora(const SegmentModel& model, const LoraOptions& options) {
   const std::string pattern = options.target.empty() ? std::string(kAttention) : options.target;
-  const std::regex name = name_pattern("--lora-target", pattern);
+  const NamePattern name("lora", "--lora-target", pattern);
   const auto all = adaptable_layers(model);
   std::vector<LoraLayer> layers;
   for (const auto& [module, weight] : all)
-    if (std::regex_match(module, name)) layers.push_back(outline_of(module, weight, options));
+    if (name.matches(module)) layers.push_back(outline_of(module, weight, options));
   if (layers.empty())
     fail("lora", "--lora-target {} matches none of the model's {} layers ({})", pattern, all.size(),
          all.empty() ? "" : all.front().first + " .. " + all.back().first);

@@ -136,6 +136,7 @@ std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std:
   for (const auto& [key, tensor] : tensors)
     if (!used.contains(key)) fail("lora", "{} holds {}, which is no part of a pair of factors", path, key);
   if (layers.empty()) fail("lora", "{} holds no adapter of a denoiser", path);
+  check_factors(layers, path);
   return layers;
 }
 
