@@ -21,6 +21,11 @@ constexpr std::size_t kMaxNameLength = 200;
 
 }  // namespace
 
+void check_pickle_size(uint64_t num_bytes, const std::string& name) {
+  if (num_bytes > kMaxBytes)
+    fail("pickle", "the pickle has {} bytes, at most {} are allowed ({})", num_bytes, kMaxBytes, name);
+}
+
 const PickleValue* PickleValue::find(std::string_view key) const {
   if (kind != Kind::kDict) return nullptr;
   for (std::size_t i = items.size(); i >= 2; i -= 2)
@@ -33,8 +38,7 @@ class PickleMachine {
  public:
   PickleMachine(std::span<const std::byte> bytes, const std::string& name, Pickle& pickle)
       : in_(bytes, name), values_(pickle.values_) {
-    if (bytes.size() > kMaxBytes)
-      fail("pickle", "the pickle has {} bytes, at most {} are allowed ({})", bytes.size(), kMaxBytes, name);
+    check_pickle_size(bytes.size(), name);
   }
 
   const PickleValue* run() {

@@ -56,4 +56,7 @@ class Pickle {
   const PickleValue* root_ = nullptr;
 };
 
+// Throws Error if a pickle of so many bytes is not read: to ask before it is unpacked.
+void check_pickle_size(uint64_t num_bytes, const std::string& name);
+
 }  // namespace kiln

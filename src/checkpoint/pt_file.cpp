@@ -44,6 +44,7 @@ class PtView : public TensorFile {
       : name_(name), zip_(open_zip(bytes, name)), max_copied_bytes_(2 * bytes.size()) {
     root_ = find_root();
     check_byte_order();
+    check_pickle_size(zip_.member_size(root_ + "data.pkl"), name_);  // before it is unpacked
     const Pickle pickle(zip_.read(root_ + "data.pkl", /*verify=*/true), name_);
     const PickleValue& state_dict = find_state_dict(pickle.root(), prefer_ema);
     for (std::size_t i = 0; i < state_dict.items.size(); i += 2) {

@@ -64,6 +64,20 @@ ZipView::ZipView(std::span<const std::byte> bytes, std::string name) : bytes_(by
   if (!in_bounds(bytes_, directory_offset, directory_bytes))
     fail("zip", "the directory is out of bounds ({}): the file is damaged", name_);
   read_directory(directory_offset, directory_bytes, num_members);
+  refuse_overlaps();
+}
+
+void ZipView::refuse_overlaps() const {
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;  // begin of the header, end of the data
+  for (const auto& [name, member] : members_) {
+    const auto data = packed(name, member);
+    ranges.emplace_back(member.header_offset,
+                        static_cast<uint64_t>(data.data() - bytes_.data()) + data.size());
+  }
+  std::ranges::sort(ranges);
+  for (size_t i = 1; i < ranges.size(); ++i)
+    if (ranges[i].first < ranges[i - 1].second)
+      fail("zip", "members overlap ({}): the file is damaged or made to unpack without end", name_);
 }
 
 void ZipView::read_directory(uint64_t offset, uint64_t num_bytes, uint64_t num_members) {
@@ -121,7 +135,6 @@ uint64_t ZipView::member_size(const std::string& member) const {
 }
 
 std::span<const std::byte> ZipView::packed(const std::string& name, const Member& member) const {
-  if (member.flags & kEncryptedFlag) fail("zip", "member {:?} is encrypted ({})", name, name_);
   if (!in_bounds(bytes_, member.header_offset, kLocalBytes) ||
       read_at<uint32_t>(bytes_, member.header_offset) != kLocalSignature)
     fail("zip", "member {:?} is out of bounds ({}): the file is damaged", name, name_);
@@ -137,6 +150,7 @@ std::span<const std::byte> ZipView::read(const std::string& name, bool verify) {
   const auto found = members_.find(name);
   if (found == members_.end()) fail("zip", "member {:?} is missing ({}): the file is damaged", name, name_);
   const Member& member = found->second;
+  if (member.flags & kEncryptedFlag) fail("zip", "member {:?} is encrypted ({})", name, name_);
   const auto source = packed(name, member);
   const auto check_crc = [&](std::span<const std::byte> bytes) {
     if (zip_crc(bytes) != member.crc)

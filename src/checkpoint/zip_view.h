@@ -10,8 +10,8 @@
 namespace kiln {
 
 // Reads the central directory (zip and zip64); stored members are views, deflated ones are unpacked into a
-// copy. Checksums are checked where a member is unpacked or asked for with `verify`. Torch's files are of
-// this kind.
+// copy. Members that overlap are refused: a small file could unpack to any size. Checksums are checked where
+// a member is unpacked or asked for with `verify`. Torch's files are of this kind.
 class ZipView {
  public:
   // `bytes` must outlive the object; `name` is for messages. Throws Error for anything out of bounds.
@@ -31,6 +31,7 @@ class ZipView {
     uint64_t packed_bytes = 0, unpacked_bytes = 0, header_offset = 0;
   };
   void read_directory(uint64_t offset, uint64_t num_bytes, uint64_t num_members);
+  void refuse_overlaps() const;
   std::span<const std::byte> packed(const std::string& name, const Member& member) const;
 
   std::span<const std::byte> bytes_;

@@ -1,6 +1,7 @@
 #include "evaluate/npz_archive.h"
 
 #include <fmt/ranges.h>
+#include <unistd.h>
 #include <zip.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/input_file.h"
 
 namespace kiln {
 namespace {
@@ -30,6 +32,9 @@ std::string text_of(int code) {
   zip_error_fini(&error);
   return text;
 }
+
+// zlib packs no more bytes into one. An archive that claims more would take memory without end.
+constexpr uint64_t kMaxDeflateRatio = 1032;
 
 // A member that is being read from front to back.
 struct Stream {
@@ -69,14 +74,33 @@ struct NpzArchive::Impl {
     begin.resize(size);
     read(stream, array, begin.data() + kBegin, size - kBegin);
     stream.header = parse_npy_header(begin, name_of(array));
+    check_sizes(array, size + stream.header.data_bytes);
     return stream;
+  }
+
+  void check_sizes(const std::string& array, uint64_t num_bytes) const {
+    zip_stat_t status;
+    constexpr zip_uint64_t kNeeded = ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE;
+    if (zip_stat(archive.get(), (array + ".npy").c_str(), 0, &status) != 0 ||
+        (status.valid & kNeeded) != kNeeded || status.size != num_bytes ||
+        status.size / kMaxDeflateRatio > status.comp_size)
+      fail("npz", "the array's size is not that of its header ({})", name_of(array));
+  }
+
+  // Compares the checksum, for which libzip waits until the end is read. REQUIRES: all rows were read.
+  void finish(const Stream& stream, const std::string& array) const {
+    std::byte beyond{};
+    if (zip_fread(stream.file.get(), &beyond, 1) != 0)
+      fail("npz", "the archive is damaged ({}): its checksum is another", name_of(array));
   }
 };
 
 NpzArchive::NpzArchive(const std::string& path) : impl_(std::make_unique<Impl>()) {
   impl_->path = path;
   int code = 0;
-  impl_->archive.reset(zip_open(path.c_str(), ZIP_RDONLY, &code));
+  const int fd = open_input("npz", path);
+  impl_->archive.reset(zip_fdopen(fd, 0, &code));
+  if (!impl_->archive) ::close(fd);
   if (!impl_->archive) fail("npz", "cannot open {}: {}", path, text_of(code));
 }
 
@@ -97,6 +121,7 @@ at::Tensor NpzArchive::read(const std::string& name) const {
     fail("npz", "expected f32 or f64, got {} ({})", dtype_name(dtype), impl_->name_of(name));
   at::Tensor values = at::empty(stream.header.shape, dtype == Dtype::kF64 ? at::kDouble : at::kFloat);
   impl_->read(stream, name, static_cast<std::byte*>(values.data_ptr()), stream.header.data_bytes);
+  impl_->finish(stream, name);
   return values.to(at::kDouble);
 }
 
@@ -122,6 +147,7 @@ std::vector<std::byte> NpzArchive::rows(const std::string& name, int64_t first, 
   }
   impl_->read(stream, name, bytes.data(), bytes.size());
   stream.next_row += count;
+  if (stream.next_row == shape[0]) impl_->finish(stream, name);
   return bytes;
 }
 

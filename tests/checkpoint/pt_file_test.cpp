@@ -219,6 +219,17 @@ TEST(PtHostile, DamagedArchivesAreRefused) {
               HasSubstr("big-endian"));
 }
 
+TEST(PtHostile, Finding10NothingUnpacksToMoreThanItHolds) {
+  std::string twice = test::zip_archive({{"a/data.pkl", "x"}, {"a/data/0", "x"}});
+  twice.replace(twice.rfind("PK\x01\x02") + 42, 4, 4, '\0');  // where the first one lies
+  EXPECT_THAT(pt_message(twice), HasSubstr("members overlap"));
+  const test::ZipMember large{.name = "a/data.pkl",
+                              .content = std::string(17 << 20, '.'),
+                              .method = 8,
+                              .packed = std::string(20'000, 'x')};
+  EXPECT_THAT(pt_message(test::zip_archive({large})), HasSubstr("the pickle has 17825792 bytes, at most"));
+}
+
 TEST(PtHostile, OldFormatSaysHowToRewriteIt) {
   EXPECT_THAT(pt_message("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19."),
               AllOf(HasSubstr("before 1.6"), HasSubstr("some.pt"), HasSubstr("torch.load and torch.save")));
