@@ -84,7 +84,7 @@ class TextExtraction {
     agree(group_, "the text store's folder", [&] {
       if (group_.rank() == 0) writer = std::make_unique<TextStoreWriter>(folder_, info_, table_);
     });
-    if (!writer) writer = std::make_unique<TextStoreWriter>(folder_, info_, table_);
+    if (!writer) writer = std::make_unique<TextStoreWriter>(folder_, info_, table_, /*joins=*/true);
     if (writer->is_complete()) {
       if (group_.rank() == 0)
         fmt::print("{} is complete with {} captions: nothing to do\n", folder_, table_.num_entries());

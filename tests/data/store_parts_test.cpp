@@ -59,6 +59,21 @@ TEST(StoreParts, AnInterruptedJoinIsDoneAgain) {
   expect_whole(out, 12);
 }
 
+// Where a part lies on another disk, as a link to it shows, its shards get no second name.
+TEST(StoreParts, Finding21ACopyIsWholeBeforeItsPartGoes) {
+  const fs::path other_disk = fs::path("/dev/shm") / fmt::format("kiln-parts-{}", ::getpid());
+  std::error_code none;
+  if (!fs::create_directory(other_disk, none)) GTEST_SKIP() << "there is no other disk";
+  const test::TempFolder folder;
+  const std::string out = folder / "store", part = store_part_folder(out, 0, kRanks);
+  fs::create_directories(out);
+  fs::create_directory_symlink(other_disk, part);
+  write_part(out, 0, 0, 6);
+  EXPECT_EQ(join_store_parts(out, kRanks, test::small_info()), 6);
+  expect_whole(out, 6);
+  fs::remove_all(other_disk);
+}
+
 TEST(StoreParts, WhatIsLeftOfPartsGoesAway) {
   const test::TempFolder folder;
   const std::string out = folder / "store";

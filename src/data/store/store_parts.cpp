@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/mapped_file.h"
 #include "data/store/skipped_pictures.h"
 
 namespace kiln {
@@ -21,13 +22,17 @@ void remove_parts(const std::string& out) {
     if (is_part(entry.path())) fs::remove_all(entry.path());
 }
 
-// Gives the file a second name where the disk allows it, else copies it.
+// Gives the file a second name where the disk allows it, else copies it: whole and synced, since its part is
+// removed afterwards.
 void place(const fs::path& from, const fs::path& to) {
   std::error_code error;
   fs::remove(to, error);
   fs::create_hard_link(from, to, error);
-  if (error) fs::copy_file(from, to, error);
-  if (error) fail(kWho, "cannot write {}: {}", to.string(), error.message());
+  if (!error) return;
+  const MappedFile file(kWho, from.string());
+  AtomicFile copy(kWho, to.string());
+  copy.write(file.bytes());
+  copy.commit();
 }
 
 // Returns the index of `lane` in the store, which has more lanes than a part: a finished part keeps only

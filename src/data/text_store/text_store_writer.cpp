@@ -44,8 +44,16 @@ std::string file_xxh3(const std::string& path) { return xxh3_hex(MappedFile("tex
 
 }  // namespace
 
-TextStoreWriter::TextStoreWriter(std::string folder, TextStoreInfo info, const CaptionTable& table)
+TextStoreWriter::TextStoreWriter(std::string folder, TextStoreInfo info, const CaptionTable& table,
+                                 bool joins)
     : folder_(std::move(folder)), info_(std::move(info)) {
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) fail("text store", "cannot make {}: {}", folder_, error.message());
+  if (!joins)
+    lock_ = std::make_unique<FileLock>(
+        "text store", folder_,
+        fmt::format("another process is writing {}: wait for it or choose another --text-name", folder_));
   info_.num_samples = table.num_samples();
   info_.num_entries = table.num_entries();
   info_.num_without_caption = table.num_without_caption();
@@ -60,9 +68,6 @@ TextStoreWriter::TextStoreWriter(std::string folder, TextStoreInfo info, const C
     if (is_complete_) info_ = found;
     return;
   }
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  if (error) fail("text store", "cannot make {}: {}", folder_, error.message());
   write_info();
 }
 
