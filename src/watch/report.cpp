@@ -12,6 +12,7 @@
 #include "core/files/atomic_file.h"
 #include "core/files/input_file.h"
 #include "core/files/text_file.h"
+#include "core/text/json_text.h"
 #include "core/units.h"
 #include "data/images/png_text.h"
 #include "evaluate/protocol.h"
@@ -120,7 +121,7 @@ void add_samples(Page& page, const std::string& run) {
 // A model's config is an option as JSON text. What it leaves open is not shown.
 std::string option_text(const Json& value) {
   std::string text = field_text(value);
-  const Json config = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json config = json_or_discarded("report", text, "a recorded option");
   if (!config.is_object()) return text;
   std::string fields;
   for (const auto& [name, field] : config.items())
@@ -149,7 +150,7 @@ std::string grid_text(const std::string& png) try {
   constexpr size_t kMostShown = 16;
   for (const auto& [keyword, text] : png_texts(std::as_bytes(std::span(png)))) {
     if (keyword != "kiln") continue;
-    const Json drawn = Json::parse(text);
+    const Json drawn = parse_json("report", text, "the text of a picture");
     auto shown = drawn.value(drawn.contains("prompts") ? "prompts" : "classes", std::vector<std::string>());
     if (shown.size() > kMostShown) shown.resize(kMostShown + 1), shown.back() = "...";
     return fmt::format("seed {}, {} in {} steps, guidance {:g}, {}{}{}", drawn.at("seed").get<uint64_t>(),
@@ -158,7 +159,7 @@ std::string grid_text(const std::string& png) try {
                        shown.empty() ? "" : ": ", fmt::join(shown, " | "));
   }
   return "";
-} catch (const Json::exception&) {  // somebody else's picture
+} catch (const std::exception&) {  // somebody else's picture
   return "";
 }
 

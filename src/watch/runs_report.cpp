@@ -6,6 +6,7 @@
 #include <map>
 
 #include "core/files/atomic_file.h"
+#include "core/text/json_text.h"
 #include "core/units.h"
 #include "evaluate/protocol.h"
 #include "watch/report.h"
@@ -83,7 +84,7 @@ void add_options(Page& page, const std::vector<Run>& runs) {
     const Json config =
         runs[i].record.contains("model_config")
             ? runs[i].record.at("model_config")
-            : Json::parse(field_text(given_config(runs[i])), nullptr, /*allow_exceptions=*/false);
+            : json_or_discarded("report", field_text(given_config(runs[i])), "a recorded option");
     if (configs_differ && config.is_object())
       for (const auto& [name, value] : config.items()) settings["model-config." + name] = value;
     for (const auto& [name, value] : settings.items()) {
