@@ -17,7 +17,8 @@ using testing::HasSubstr;
 TEST(InputFile, OnlyRegularFilesAreOpened) {
   const test::TempFolder folder;
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
-  for (const auto& [path, what] : {std::pair(folder / "pipe", "pipe"), {folder.path().string(), "folder"}}) {
+  for (const auto& [path, what] :
+       {std::pair(folder / "pipe", "pipe"), std::pair(folder.path().string(), "folder")}) {
     EXPECT_THAT(message_of([&] { open_input("test", path); }), HasSubstr(what)) << path;
     EXPECT_THROW(input_stream("test", path), NoSuchFile);
     EXPECT_THROW(MappedFile("test", path), NoSuchFile);
