@@ -10,7 +10,7 @@
 namespace kiln {
 namespace {
 
-using Bytes = std::bitset<256>;
+using ByteSet = std::bitset<256>;
 using Step = NamePattern::Step;
 
 constexpr int kMostGroups = 64, kMostRepeats = 1000, kUnbounded = -1;
@@ -20,14 +20,14 @@ struct BadPattern {};  // thrown by the parser
 
 struct Node {
   enum class Kind { kByte, kSequence, kChoice, kRepeat, kBegin, kEnd } kind = Kind::kSequence;
-  Bytes bytes{};
+  ByteSet bytes{};
   std::vector<Node> parts{};
   int least = 0, most = 0;  // of kRepeat
 };
 
 template <class Holds>
-Bytes bytes_that(const Holds& holds) {
-  Bytes bytes;
+ByteSet bytes_that(const Holds& holds) {
+  ByteSet bytes;
   for (int byte = 0; byte < 256; ++byte) bytes[static_cast<size_t>(byte)] = holds(byte);
   return bytes;
 }
@@ -83,10 +83,10 @@ class PatternParser {
     return {.kind = Node::Kind::kByte, .bytes = first == '\\' ? escaped() : only(first)};
   }
 
-  static Bytes only(char character) { return Bytes().set(static_cast<unsigned char>(character)); }
+  static ByteSet only(char character) { return ByteSet().set(static_cast<unsigned char>(character)); }
 
   // Parses what follows a backslash.
-  Bytes escaped() {
+  ByteSet escaped() {
     const char letter = take_any();
     const auto kind = [&](int byte) {
       const int lower = std::tolower(letter);
@@ -101,9 +101,9 @@ class PatternParser {
   }
 
   // Parses a set of characters behind its "[".
-  Bytes bracket() {
+  ByteSet bracket() {
     const bool is_opposite = take("^");
-    Bytes bytes;
+    ByteSet bytes;
     do {
       const char first = take_any();
       if (first == '\\') {

@@ -19,8 +19,8 @@ std::map<std::string, NpyArray> read_npz(const std::string& path) {
   const RandomAccessFile file("npz", path);
   if (archive_read_open_fd(zip.get(), file.fd(), 1 << 16) != ARCHIVE_OK) refuse();
   // Members that overlap would unpack to more than zlib can pack into the file.
-  constexpr int64_t kMaxDeflateRatio = 1032;
-  int64_t left = std::max<int64_t>(file.size(), 1 << 20) * kMaxDeflateRatio;
+  constexpr int64_t kMostUnpacked = 1032;
+  int64_t left = std::max<int64_t>(file.size(), 1 << 20) * kMostUnpacked;
   std::map<std::string, NpyArray> arrays;
   for (archive_entry* entry = nullptr;;) {
     const int status = archive_read_next_header(zip.get(), &entry);
