@@ -9,7 +9,7 @@
 
 #include "evaluate/metrics.h"
 #include "evaluate/pictures.h"
-#include "models/features/feature_net.h"
+#include "models/features/feature_nets.h"
 #include "parallel/ranks/process_group.h"
 
 namespace kiln {

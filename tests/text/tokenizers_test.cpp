@@ -7,7 +7,6 @@
 #include "core/error.h"
 #include "test_files.h"
 #include "text/tokenizers/added_tokens.h"
-#include "text/tokenizers/charsmap.h"
 #include "text/tokenizers/pair_merging.h"
 #include "text/tokenizers/prefix_index.h"
 #include "text/tokenizers/sentencepiece_model.h"

@@ -15,7 +15,6 @@
 #include "core/text/some_of.h"
 #include "models/features/dinov2.h"
 #include "models/features/inception.h"
-#include "models/features/random_net.h"
 #include "models/weights.h"
 
 namespace kiln {

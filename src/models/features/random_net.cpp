@@ -1,4 +1,4 @@
-#include "models/features/random_net.h"
+#include "models/features/feature_nets.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,4 +1,4 @@
-#include "models/text/bert.h"
+#include "models/text/encoders.h"
 
 #include <utility>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "models/text/clip_text.h"
+#include "models/text/encoders.h"
 
 #include <array>
 #include <string_view>

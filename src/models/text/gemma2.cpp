@@ -1,4 +1,4 @@
-#include "models/text/gemma2.h"
+#include "models/text/encoders.h"
 
 #include <cmath>
 #include <vector>

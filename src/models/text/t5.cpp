@@ -1,4 +1,4 @@
-#include "models/text/t5.h"
+#include "models/text/encoders.h"
 
 #include <algorithm>
 #include <cmath>

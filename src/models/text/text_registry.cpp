@@ -17,10 +17,7 @@
 #include "core/json_config.h"
 #include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
-#include "models/text/bert.h"
-#include "models/text/clip_text.h"
-#include "models/text/gemma2.h"
-#include "models/text/t5.h"
+#include "models/text/encoders.h"
 #include "models/weights.h"
 
 namespace kiln {

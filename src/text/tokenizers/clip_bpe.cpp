@@ -1,4 +1,4 @@
-#include "text/tokenizers/clip_bpe.h"
+#include "text/tokenizers/subword_model.h"
 
 #include <array>
 #include <fstream>

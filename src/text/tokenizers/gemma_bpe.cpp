@@ -1,4 +1,4 @@
-#include "text/tokenizers/gemma_bpe.h"
+#include "text/tokenizers/subword_model.h"
 
 #include <array>
 #include <utility>

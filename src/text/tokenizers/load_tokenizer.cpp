@@ -8,13 +8,10 @@
 #include "core/error.h"
 #include "core/files/input_file.h"
 #include "core/json_config.h"
-#include "text/tokenizers/clip_bpe.h"
-#include "text/tokenizers/gemma_bpe.h"
 #include "text/tokenizers/sentencepiece_model.h"
+#include "text/tokenizers/subword_model.h"
 #include "text/tokenizers/tokenizer.h"
 #include "text/tokenizers/tokenizer_config.h"
-#include "text/tokenizers/unigram.h"
-#include "text/tokenizers/wordpiece.h"
 
 namespace kiln::text {
 namespace {

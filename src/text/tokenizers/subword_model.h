@@ -1,11 +1,14 @@
-// The interface of a kind of tokenizer that turns plain text into ids. The Tokenizer adds what surrounds the
-// text.
+// The kinds of tokenizers that turn plain text into ids: their interface, and one function that makes each.
 #pragma once
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "text/tokenizers/sentencepiece_model.h"
 
 namespace kiln::text {
 
@@ -22,5 +25,34 @@ class SubwordModel {
   virtual std::optional<int64_t> id_of(std::string_view token) const = 0;
   virtual int64_t vocabulary_size() const = 0;
 };
+
+// CLIP's byte-level byte-pair encoding (Radford et al. 2021): vocab.json, merges.txt, words that end in </w>.
+// Throws Error when a file is missing or broken, or when the vocabulary lacks a merged token or `unknown`.
+std::unique_ptr<SubwordModel> load_clip_bpe(const std::filesystem::path& vocabulary,
+                                            const std::filesystem::path& merges, const std::string& unknown);
+
+// SentencePiece's byte-pair encoding with bytes for unknown characters, as Gemma uses it.
+// Spaces become marks; nothing else is normalized. `unknown` is the token of characters that have no byte
+// tokens either. Throws Error naming `source` when there is no such token.
+std::unique_ptr<SubwordModel> make_gemma_bpe(const SentencePieceModel& model, const std::string& unknown,
+                                             const std::string& source);
+
+// SentencePiece's unigram language model (Kudo 2018), as T5 uses it.
+// `num_extra_ids` sentinels follow the pieces, <extra_id_0> as the last one. `source` is named in errors. The
+// pieces are those of transformers (words, scores summed in f64); the normalization is SentencePiece's own.
+std::unique_ptr<SubwordModel> make_t5_unigram(const SentencePieceModel& model, int64_t num_extra_ids,
+                                              const std::string& source);
+
+// WordPiece as BERT uses it (Devlin et al. 2019; Wu et al. 2016): vocab.txt, greedy longest match.
+struct WordPieceOptions {
+  bool lower_case = true;
+  bool strip_accents = true;
+  bool separate_ideographs = true;
+  std::string unknown = "[UNK]";
+};
+
+// `vocabulary`: a token per line, ids by line. Throws Error when the file or the unknown token is missing.
+std::unique_ptr<SubwordModel> load_wordpiece(const std::filesystem::path& vocabulary,
+                                             const WordPieceOptions& options);
 
 }  // namespace kiln::text

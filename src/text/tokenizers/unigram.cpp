@@ -1,12 +1,12 @@
-#include "text/tokenizers/unigram.h"
+#include "text/tokenizers/subword_model.h"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "core/error.h"
-#include "text/tokenizers/charsmap.h"
 #include "text/tokenizers/prefix_index.h"
+#include "text/tokenizers/sentencepiece_model.h"
 #include "text/tokenizers/unicode.h"
 #include "text/tokenizers/vocabulary.h"
 

@@ -1,4 +1,4 @@
-#include "text/tokenizers/wordpiece.h"
+#include "text/tokenizers/subword_model.h"
 
 #include <fstream>
 #include <utility>
