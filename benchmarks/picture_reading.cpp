@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "core/thread_seconds.h"
+#include "core/measuring.h"
 #include "data/images/image_dataset.h"
 #include "data/store/feature_store.h"
 

@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "core/files/file_space.h"
+#include "core/files/file_system.h"
 
 namespace kiln {
 

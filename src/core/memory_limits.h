@@ -1,4 +1,5 @@
-// Host memory that this process may still take: what the machine has, and what its control groups allow.
+// Host memory: what this process may still take, of what the machine has and what its control groups allow,
+// and what its heap keeps.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,5 +14,10 @@ struct HostMemory {
 // Returns 0 for what the system does not report. The limits of every control group above the process count,
 // of both versions. `root`: the folder of proc and sys, if not /.
 HostMemory host_memory(const std::string& root = "");
+
+// Makes freed memory go back to the system at once, instead of waiting for its next use, and new memory come
+// in small pages. Resident memory is then what is in use. This costs page faults. With an allocator other
+// than jemalloc it only makes the pages small.
+void return_freed_memory();
 
 }  // namespace kiln

@@ -9,6 +9,7 @@
 #include "core/files/input_file.h"
 #include "core/median.h"
 #include "core/text/json_text.h"
+#include "core/measuring.h"
 #include "watch/run_log.h"
 
 namespace kiln {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/files/file_space.h"
+#include "core/files/file_system.h"
 #include "core/units.h"
 
 namespace kiln {

@@ -1,8 +1,11 @@
 #include "core/files/file_system.h"
 
+#include <fcntl.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 
 namespace kiln {
@@ -64,6 +67,15 @@ FileSystem file_system_of(const std::string& path) {
   return ::statfs(existing_folder(path).c_str(), &found) == 0
              ? file_system_of_type(static_cast<int64_t>(found.f_type))
              : FileSystem{};
+}
+
+int reserve_file_space(int fd, int64_t bytes) {
+  if (bytes == 0) return 0;
+  int result = 0;
+  do result = ::fallocate(fd, 0, 0, bytes);
+  while (result != 0 && errno == EINTR);
+  if (result != 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) result = ::ftruncate(fd, bytes);
+  return result == 0 ? 0 : errno;
 }
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-// The kind of file system that a file lies on. Torch-free.
+// The file system that a file lies on: its kind, and space on it. Torch-free.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,5 +16,9 @@ FileSystem file_system_of_type(int64_t magic);
 FileSystem file_system_of(const std::string& path);
 // Returns the nearest folder of `path` that exists, or "." for a relative path without one.
 std::string existing_folder(const std::string& path);
+
+// Makes the file `bytes` long and reserves its blocks. If the file system cannot reserve them, only sets the
+// length. Returns 0 or the errno.
+int reserve_file_space(int fd, int64_t bytes);
 
 }  // namespace kiln

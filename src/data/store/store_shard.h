@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "checkpoint/safetensors.h"
-#include "core/files/checked_reads.h"
+#include "core/files/xxh3.h"
 #include "data/store/sample_log.h"
 #include "data/store/store_info.h"
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
-#include "core/files/checked_reads.h"
 #include "core/files/xxh3.h"
 #include "data/text_store/caption_table.h"
 #include "data/text_store/text_store_info.h"

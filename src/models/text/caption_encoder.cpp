@@ -10,9 +10,9 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/heap.h"
 #include "core/json_config.h"
 #include "core/text/json_text.h"
+#include "core/memory_limits.h"
 #include "core/units.h"
 #include "models/text/shared_prefix.h"
 

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "core/error.h"
-#include "core/heap.h"
 #include "core/memory_limits.h"
 #include "core/units.h"
 #include "parallel/cpu_share.h"

@@ -14,7 +14,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/median.h"
+#include "core/measuring.h"
 #include "core/tensors.h"
 #include "models/registry.h"
 #include "parallel/machine.h"

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
+#include "core/measuring.h"
 #include "core/philox.h"
-#include "core/thread_seconds.h"
 #include "data/images/image_codecs.h"
 #include "extract/picture_lanes.h"
 

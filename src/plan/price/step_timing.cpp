@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/median.h"
 #include "ops/op_recorder.h"
+#include "core/measuring.h"
 #include "plan/price/machine_clock.h"
 #include "plan/trace/trace.h"
 
