@@ -1,4 +1,4 @@
-#include "checkpoint/checked_files.h"
+#include "checkpoint/train_state.h"
 
 #include <algorithm>
 #include <filesystem>

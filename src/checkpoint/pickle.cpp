@@ -5,7 +5,6 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "checkpoint/pickle_names.h"
 #include "checkpoint/pickle_reader.h"
 #include "core/error.h"
 

@@ -58,5 +58,8 @@ class Pickle {
 
 // Throws Error if a pickle of so many bytes is not read: to ask before it is unpacked.
 void check_pickle_size(uint64_t num_bytes, const std::string& name);
+// True for what reaches the system or runs code, such as os.system and builtins.eval. It is never executed
+// here, but a file that asks for it is an attack on other readers, and its user should know.
+bool only_an_attack_needs(std::string_view module, std::string_view name);
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-#include "checkpoint/pickle_names.h"
+#include "checkpoint/pickle.h"
 
 #include <algorithm>
 #include <array>

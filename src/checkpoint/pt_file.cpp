@@ -1,4 +1,4 @@
-#include "checkpoint/pt_file.h"
+#include "checkpoint/weights_file.h"
 
 #include <array>
 #include <cstring>

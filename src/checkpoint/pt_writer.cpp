@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "checkpoint/pt_file.h"
+#include "checkpoint/weights_file.h"
 #include "checkpoint/zip_view.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"

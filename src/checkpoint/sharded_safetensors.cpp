@@ -1,7 +1,8 @@
 #include <filesystem>
 
-#include "checkpoint/pt_file.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/strict_json.h"
+#include "checkpoint/weights_file.h"
 #include "core/error.h"
 #include "core/files/mapped_file.h"
 #include "core/text/json_text.h"

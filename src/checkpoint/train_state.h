@@ -2,6 +2,7 @@
 // train_state.json and the optimizer's train_state-00000-of-00001.safetensors. Torch-free.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -50,7 +51,7 @@ struct Checkpoint {
 };
 // Returns the complete checkpoints of RUN, oldest first. Complete means that train_state.json is as it was
 // written and that every file has the size listed there. Torn and foreign folders are passed over. An absent
-// folder gives an empty list. checkpoint/checked_files.h checks the content of the files.
+// folder gives an empty list. newest_checked_file() and damage_of() check the content of the files.
 std::vector<Checkpoint> list_checkpoints(const std::string& run);
 // Returns what is wrong with each folder that has a checkpoint's name and is not complete: "model.safetensors
 // of RUN/checkpoints/step-00001000 has 12 bytes, expected 2048". Kiln itself leaves none, however it ends.
@@ -93,5 +94,21 @@ std::string set_aside(const Checkpoint& checkpoint);
 
 // Removes all but the newest `keep` complete checkpoints (0 = keeps all), and what interrupted writers left.
 void prune_checkpoints(const std::string& run, int64_t keep);
+
+// Checks that a checkpoint's files hold the bytes that were written.
+//
+// Returns what is wrong with a file whose bytes have the checksum `found`: "model.safetensors of
+// RUN/checkpoints/step-00001000 has other bytes than were written". Empty if nothing is wrong, or if the
+// checkpoint is too old to have checksums.
+std::string damage_of(const std::string& checkpoint_folder, const CheckpointFile& file,
+                      const FileChecksum& found);
+
+// Returns the file that `choose` names in the newest complete checkpoint in which that file is as it was
+// written, or if no checkpoint is complete, in the newest of which only some files
+// were copied. Empty if there are no checkpoints yet. Damaged checkpoints that it passes over are reported on
+// stderr. For readers of one file, which this reads as a whole. Throws Error if a file cannot be read or all
+// checkpoints are damaged.
+std::string newest_checked_file(const std::string& run,
+                                const std::function<std::string(const std::string& folder)>& choose);
 
 }  // namespace kiln

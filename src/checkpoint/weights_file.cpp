@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/pt_file.h"
 #include "core/error.h"
 #include "core/files/input_file.h"
 #include "core/files/xxh3.h"

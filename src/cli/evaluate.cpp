@@ -7,9 +7,9 @@
 #include "cli/commands.h"
 #include "core/error.h"
 #include "diffusion/sampler.h"
-#include "models/run_folder.h"
-#include "parallel/ranks/joining.h"
-#include "parallel/ranks/launcher.h"
+#include "models/model_record.h"
+#include "parallel/ranks/agreement.h"
+#include "parallel/ranks/rendezvous.h"
 #include "train/run_captions.h"
 
 namespace kiln::cli {

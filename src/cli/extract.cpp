@@ -4,8 +4,8 @@
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
-#include "parallel/ranks/joining.h"
-#include "parallel/ranks/launcher.h"
+#include "parallel/ranks/agreement.h"
+#include "parallel/ranks/rendezvous.h"
 
 namespace kiln::cli {
 

@@ -1,4 +1,4 @@
-#include "cli/probe_advice.h"
+#include "cli/probe.h"
 
 #include <ATen/Parallel.h>
 

@@ -1,4 +1,4 @@
-#include "cli/probe_variants.h"
+#include "cli/probe.h"
 
 #include <spawn.h>
 #include <sys/wait.h>
@@ -18,7 +18,7 @@
 #include "plan/price/machine_profile.h"
 #include "plan/price/this_machine.h"
 #include "plan/report/variants.h"
-#include "run/train_command.h"
+#include "run/option_values.h"
 #include "watch/phase_timers.h"
 #include "watch/prediction.h"
 

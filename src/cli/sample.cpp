@@ -11,9 +11,9 @@
 #include "download/download_command.h"
 #include "download/published.h"
 #include "models/registry.h"
-#include "parallel/ranks/joining.h"
-#include "parallel/ranks/launcher.h"
-#include "sample/sample_command.h"
+#include "parallel/ranks/agreement.h"
+#include "parallel/ranks/rendezvous.h"
+#include "sample/sample_options.h"
 
 namespace kiln::cli {
 namespace {

@@ -2,7 +2,7 @@
 #include "core/error.h"
 #include "data/store/store_import.h"
 #include "data/store/store_report.h"
-#include "extract/pixart_captions.h"
+#include "extract/extract.h"
 
 namespace kiln::cli {
 

@@ -7,11 +7,10 @@
 #include "core/command_line.h"
 #include "core/error.h"
 #include "parallel/machine.h"
-#include "parallel/ranks/launcher.h"
+#include "parallel/ranks/rendezvous.h"
 #include "plan/fit/budget.h"
 #include "plan/price/this_machine.h"
 #include "train/loop.h"
-#include "train/run_ranks.h"
 
 namespace kiln::cli {
 

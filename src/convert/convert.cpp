@@ -3,12 +3,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "checkpoint/pt_file.h"
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/weights_file.h"
 #include "convert/diffusers_folder.h"
-#include "convert/replaceable.h"
-#include "convert/run_adapter.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"

@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "models/weights_source.h"
+
 namespace kiln {
 
 struct ConvertOptions {
@@ -32,5 +34,20 @@ struct ConvertOptions {
 
 // Writes options.out and prints what was done. Atomic. Throws Error.
 void convert(const ConvertOptions& options);
+
+// True if these weights are an adapter's, not a model's.
+bool is_run_adapter(const WeightsSource& source);
+// Writes it to `out`: a folder (PEFT's, with adapter_config.json) or a safetensors file. `format`: peft,
+// diffusers or kohya; "": PEFT's as a folder, else diffusers'. `dtype`: "" keeps the adapter's. Throws Error
+// for files of other programs in its place, unless it may overwrite them.
+void write_run_adapter(const WeightsSource& source, const std::string& out, const std::string& format,
+                       const std::string& dtype, bool overwrite);
+
+// Which files kiln convert may replace.
+// Throws Error if the weights file, or the FILE.json of a .pt file, is there and of another program, unless
+// it may be overwritten.
+void check_replaceable(const std::string& path, bool overwrite);
+// The same for another file beside it, which has `content` if Kiln wrote it.
+void check_replaceable(const std::string& path, const std::string& content, bool overwrite);
 
 }  // namespace kiln

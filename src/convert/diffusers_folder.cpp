@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "checkpoint/tensor_files.h"
-#include "convert/diffusers_schedule.h"
 #include "convert/model_card.h"
 #include "core/aten.h"
 #include "core/error.h"

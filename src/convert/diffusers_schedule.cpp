@@ -1,4 +1,4 @@
-#include "convert/diffusers_schedule.h"
+#include "convert/model_card.h"
 
 #include <fmt/ranges.h>
 

@@ -1,4 +1,4 @@
-#include "convert/replaceable.h"
+#include "convert/convert.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,11 +1,10 @@
-#include "convert/run_adapter.h"
+#include "convert/convert.h"
 
 #include <fmt/format.h>
 
 #include <filesystem>
 
 #include "checkpoint/tensor_files.h"
-#include "convert/replaceable.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"

@@ -9,7 +9,7 @@ class App;
 
 namespace kiln {
 
-// Names the descriptor on which a rank tells its launcher why it ends (parallel/ranks/launcher.h): what
+// Names the descriptor on which a rank tells its launcher why it ends (parallel/ranks/rendezvous.h): what
 // several ranks say is then printed once.
 inline constexpr const char* kErrorDescriptor = "KILN_ERROR_FD";
 

@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "download/http_file.h"
 #include "download/hub.h"
 #include "download/published.h"
 

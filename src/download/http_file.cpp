@@ -1,4 +1,4 @@
-#include "download/http_file.h"
+#include "download/hub.h"
 
 #include <curl/curl.h>
 #include <fcntl.h>

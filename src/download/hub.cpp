@@ -11,7 +11,6 @@
 #include "core/files/atomic_file.h"
 #include "core/text/json_text.h"
 #include "core/text/printable.h"
-#include "download/http_file.h"
 
 namespace kiln {
 namespace {

@@ -16,7 +16,7 @@
 #include "evaluate/protocol.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
-#include "parallel/ranks/joining.h"
+#include "parallel/ranks/agreement.h"
 #include "sample/prompts.h"
 #include "sample/sample_source.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "parallel/ranks/process_group.h"
-#include "sample/sample_command.h"
+#include "sample/sample_options.h"
 
 namespace kiln {
 

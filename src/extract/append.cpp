@@ -1,4 +1,4 @@
-#include "extract/append.h"
+#include "extract/extract.h"
 
 #include <filesystem>
 #include <unordered_map>
@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "data/store/store_source.h"
 #include "data/text_store/text_store_info.h"
-#include "extract/text_extract.h"
 
 namespace kiln {
 

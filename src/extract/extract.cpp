@@ -16,16 +16,13 @@
 #include "data/store/skipped_pictures.h"
 #include "data/store/store_parts.h"
 #include "data/store/store_source.h"
-#include "extract/append.h"
 #include "extract/picture_lanes.h"
 #include "extract/settings.h"
-#include "extract/text_extract.h"
 #include "models/autoencoders/tiling.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/offload/host_copy.h"
 #include "parallel/ranks/agreement.h"
-#include "parallel/ranks/joining.h"
 
 namespace kiln {
 namespace {

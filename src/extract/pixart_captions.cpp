@@ -1,4 +1,4 @@
-#include "extract/pixart_captions.h"
+#include "extract/extract.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -9,8 +9,7 @@
 #include "core/tensors.h"
 #include "data/images/npz.h"
 #include "data/store/feature_store.h"
-#include "data/store/npy_files.h"
-#include "data/store/pixart_cache.h"
+#include "data/store/other_caches.h"
 #include "data/store/shard_progress.h"
 #include "data/text_store/text_store_writer.h"
 #include "models/text/caption_encoder.h"

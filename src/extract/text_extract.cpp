@@ -1,4 +1,4 @@
-#include "extract/text_extract.h"
+#include "extract/extract.h"
 
 #include <ATen/core/grad_mode.h>
 

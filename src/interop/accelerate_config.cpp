@@ -1,4 +1,4 @@
-#include "interop/accelerate_config.h"
+#include "interop/deepspeed_config.h"
 
 #include <algorithm>
 #include <vector>

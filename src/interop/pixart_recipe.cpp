@@ -1,7 +1,7 @@
 // The Python configs of PixArt-alpha and PixArt-sigma.
 #include <filesystem>
 
-#include "interop/python_config.h"
+#include "interop/foreign_recipe.h"
 #include "interop/recipe_reader.h"
 
 namespace kiln {

@@ -1,4 +1,4 @@
-#include "interop/python_config.h"
+#include "interop/foreign_recipe.h"
 
 #include <algorithm>
 #include <cctype>

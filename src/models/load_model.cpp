@@ -14,9 +14,9 @@
 #include "core/error.h"
 #include "core/files/xxh3.h"
 #include "core/text/printable.h"
+#include "models/model_record.h"
 #include "models/piece_checks.h"
 #include "models/registry.h"
-#include "models/run_folder.h"
 
 namespace kiln {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/run_folder.h"
+#include "models/model_record.h"
 
 #include <filesystem>
 

@@ -5,12 +5,12 @@
 #include <initializer_list>
 #include <utility>
 
-#include "checkpoint/checked_files.h"
+#include "checkpoint/train_state.h"
 #include "checkpoint/weights_file.h"
 #include "core/error.h"
 #include "core/text/json_text.h"
+#include "models/model_record.h"
 #include "models/registry.h"
-#include "models/run_folder.h"
 
 namespace kiln {
 namespace {

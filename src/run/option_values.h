@@ -1,4 +1,4 @@
-// The options of training by their names: as JSON, in recipes and in config.toml.
+// The options of training by their names: as JSON, in recipes, in config.toml and as a command to paste.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -29,5 +29,9 @@ struct OptionChanges {
   std::vector<std::string> refused, warned;  // "lr (0.0001 -> 0.0002)"
 };
 OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now);
+
+// Returns "kiln train --model ...", quoted for a shell, with every option that the command would not have
+// without it: a model brings its size of pictures and its published settings (run/published_settings.h).
+std::string command_line(const TrainOptions& options);
 
 }  // namespace kiln

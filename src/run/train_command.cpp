@@ -1,10 +1,9 @@
-#include "run/train_command.h"
+#include "run/option_values.h"
 
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "run/option_table.h"
-#include "run/option_values.h"
 #include "run/published_settings.h"
 
 namespace kiln {

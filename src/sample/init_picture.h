@@ -1,4 +1,4 @@
-// The picture that `kiln sample --image` starts from.
+// The size of the pictures of `kiln sample`, and the picture that they start from.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -9,9 +9,19 @@
 
 #include "data/images/images.h"
 #include "models/autoencoders/autoencoder.h"
-#include "sample/picture_sides.h"
+#include "sample/sample_options.h"
+#include "sample/sample_source.h"
 
 namespace kiln {
+
+struct LatentSides {
+  int64_t height = 0, width = 0;
+};
+
+// Returns the pictures' sides in latents: from --height and --width, from --aspect-ratio, else from the
+// picture `init` that they start from (may be null), else the model's own. Throws Error for sides that the
+// model does not draw.
+LatentSides latent_sides(const SampleCommand& command, const DrawingSource& source, const Image* init);
 
 struct InitPicture {
   Image image;

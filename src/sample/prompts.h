@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "models/run_folder.h"
+#include "models/model_record.h"
 #include "models/text/caption_encoder.h"
 #include "sample/sampler_loop.h"
 

@@ -1,4 +1,4 @@
-#include "sample/sample_command.h"
+#include "sample/sample_options.h"
 
 #include <unistd.h>
 
@@ -17,12 +17,10 @@
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
-#include "parallel/ranks/joining.h"
 #include "run/published_settings.h"
 #include "sample/graphed_forward.h"
 #include "sample/init_picture.h"
 #include "sample/noise_file.h"
-#include "sample/picture_sides.h"
 #include "sample/prompts.h"
 #include "sample/sample_output.h"
 #include "sample/sample_source.h"

@@ -1,9 +1,11 @@
-// The options of `kiln sample`.
+// `kiln sample`: its options, and how it draws pictures from a trained model.
 #pragma once
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 
@@ -52,5 +54,9 @@ struct SampleCommand {
   int64_t threads = 0;              // 0 = all cores, divided among the ranks of a machine
   int64_t nproc = 0;                // ranks that this process starts on this machine; 0 = none
 };
+
+// Draws the images that are missing and shows progress on stderr. Several ranks take batches in turn. Each
+// writes its images as PNG files, from which the first makes the .npz. Throws Error.
+void run_sample_command(const SampleCommand& command, ProcessGroup& group);
 
 }  // namespace kiln

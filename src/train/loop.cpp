@@ -7,7 +7,6 @@
 #include "core/error.h"
 #include "core/stop_signal.h"
 #include "parallel/ranks/agreement.h"
-#include "train/run_ranks.h"
 #include "train/stages/stage_loop.h"
 #include "train/stages/stages.h"
 

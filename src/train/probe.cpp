@@ -13,7 +13,6 @@
 #include "parallel/ranks/agreement.h"
 #include "train/checkpoint_space.h"
 #include "train/loop.h"
-#include "train/run_ranks.h"
 #include "train/store_data.h"
 #include "watch/phase_timers.h"
 #include "watch/precision_audit.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "checkpoint/checked_files.h"
+#include "checkpoint/train_state.h"
 #include "core/error.h"
 #include "core/text/some_of.h"
 #include "parallel/ranks/agreement.h"

@@ -1,4 +1,4 @@
-#include "train/run_ranks.h"
+#include "train/loop.h"
 
 #include <chrono>
 #include <cmath>

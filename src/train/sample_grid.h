@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "models/autoencoders/autoencoder.h"
-#include "models/run_folder.h"
+#include "models/model_record.h"
 #include "run/train_options.h"
 #include "sample/prompts.h"
 #include "sample/sampler_loop.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "data/store/sample_split.h"
+#include "data/store/sample_order.h"
 #include "data/text_store/text_store.h"
 #include "extract/image_batches.h"
 #include "train/dataset/data_source.h"

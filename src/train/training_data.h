@@ -8,7 +8,7 @@
 
 #include "data/loader/batches.h"
 #include "models/autoencoders/autoencoder.h"
-#include "models/run_folder.h"
+#include "models/model_record.h"
 #include "train/setup.h"
 #include "train/store_data.h"
 

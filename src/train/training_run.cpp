@@ -15,7 +15,6 @@
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
-#include "parallel/ranks/joining.h"
 #include "run/option_values.h"
 #include "run/published_settings.h"
 #include "run/stage_options.h"

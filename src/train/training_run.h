@@ -8,7 +8,7 @@
 #include <string>
 
 #include "data/loader/batches.h"
-#include "models/run_folder.h"
+#include "models/model_record.h"
 #include "parallel/ranks/process_group.h"
 #include "sample/prompts.h"
 #include "train/run_evaluation.h"

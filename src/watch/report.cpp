@@ -14,7 +14,7 @@
 #include "core/files/text_file.h"
 #include "core/text/json_text.h"
 #include "core/units.h"
-#include "data/images/png_text.h"
+#include "data/images/images.h"
 #include "evaluate/protocol.h"
 #include "run/train_options.h"
 #include "watch/phase_timers.h"

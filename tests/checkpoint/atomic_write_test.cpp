@@ -8,8 +8,8 @@
 
 #include <csignal>
 
-#include "checkpoint/pt_file.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/weights_file.h"
 #include "test_files.h"
 
 namespace kiln {

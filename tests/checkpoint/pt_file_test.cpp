@@ -1,4 +1,4 @@
-#include "checkpoint/pt_file.h"
+#include "checkpoint/weights_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "checkpoint/weights_file.h"
 #include "pickle_builder.h"
 #include "test_files.h"
 

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/checked_files.h"
 #include "core/error.h"
 #include "test_files.h"
 

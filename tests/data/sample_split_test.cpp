@@ -1,4 +1,4 @@
-#include "data/store/sample_split.h"
+#include "data/store/sample_order.h"
 
 #include <gmock/gmock.h>
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "checkpoint/pickle_builder.h"
-#include "checkpoint/pt_file.h"
+#include "checkpoint/weights_file.h"
 #include "core/error.h"
 
 namespace {

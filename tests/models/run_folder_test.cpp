@@ -1,5 +1,5 @@
 // RUN/config.json and the choice of a run's weights.
-#include "models/run_folder.h"
+#include "models/model_record.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -10,7 +10,6 @@
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"
 #include "run/option_values.h"
-#include "run/train_command.h"
 #include "train/usable_options.h"
 
 namespace kiln {

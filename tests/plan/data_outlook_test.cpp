@@ -8,7 +8,7 @@
 #include "core/units.h"
 #include "data/images/image_codecs.h"
 #include "plan/report/report.h"
-#include "plan/run/data_text.h"
+#include "plan/run/plan.h"
 #include "plan/search/candidates.h"
 #include "plan/search/comparison.h"
 #include "plan_settings.h"

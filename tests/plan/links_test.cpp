@@ -1,5 +1,5 @@
 // Priced collectives beside what others measured with nccl-tests.
-#include "plan/ranks/links.h"
+#include "plan/ranks/step_time.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "plan/run/peak_share.h"
+#include "plan/run/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -14,7 +14,6 @@
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
 #include "plan/report/report.h"
-#include "plan/run/data_text.h"
 #include "test_files.h"
 #include "train/checkpoint_space.h"
 

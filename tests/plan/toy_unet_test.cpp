@@ -2,7 +2,7 @@
 #include "core/aten.h"
 #include "models/parts/layers.h"
 #include "plan/toy_trial.h"
-#include "sample/sample_command.h"
+#include "sample/sample_options.h"
 
 namespace kiln {
 namespace {

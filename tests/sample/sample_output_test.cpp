@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "core/text/nearest_name.h"
-#include "data/images/png_text.h"
+#include "data/images/images.h"
 #include "sample/subjects.h"
 #include "test_files.h"
 

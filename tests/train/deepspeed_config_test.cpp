@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "interop/accelerate_config.h"
 #include "interop/deepspeed_keys.h"
 #include "run/option_values.h"
 

@@ -12,7 +12,6 @@
 #include "diffusion/sampler.h"
 #include "models/registry.h"
 #include "run/option_values.h"
-#include "run/train_command.h"
 #include "train/usable_options.h"
 
 namespace kiln {

@@ -12,7 +12,7 @@
 #include "models/lora.h"
 #include "objective_io.h"
 #include "optimizer_config.h"
-#include "parallel/ranks/joining.h"
+#include "parallel/ranks/agreement.h"
 #include "step/step.h"
 #include "train/checkpoints.h"
 #include "verbs.h"

@@ -4,8 +4,8 @@
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
+#include "data/images/images.h"
 #include "data/images/ordered_workers.h"
-#include "data/images/png_text.h"
 
 namespace kiln {
 

@@ -1,5 +1,6 @@
 // Decodes, resizes, crops and writes images. Torch-free.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -39,7 +40,7 @@ Image flip_horizontal(const Image& image);
 Image resize_bicubic(const Image& image, int64_t height, int64_t width);  // Pillow's BICUBIC, antialiased
 Image resize_box(const Image& image, int64_t height, int64_t width);      // Pillow's BOX, antialiased
 
-// What a PNG file says of itself: keywords (ASCII, up to 79 bytes) and texts (UTF-8). png_text.h reads them.
+// What a PNG file says of itself: keywords (ASCII, up to 79 bytes) and texts (UTF-8). png_texts() reads them.
 using PngTexts = std::vector<std::pair<std::string, std::string>>;
 // Writes a PNG file atomically. Throws Error.
 void write_png(const std::string& path, const Image& image, const PngTexts& texts = {});
@@ -47,5 +48,10 @@ std::vector<uint8_t> encode_png(const Image& image, const PngTexts& texts = {});
 // Arranges images of equal size as tiles, row-major, in `columns` columns, with 2 white pixels between and
 // around them.
 Image make_grid(std::span<const Image> images, int64_t columns);
+
+// Returns the keyword and text of every tEXt, zTXt and iTXt chunk, in UTF-8 and in the order of the file;
+// nothing if the file is no PNG or broken. By the standard tEXt is Latin-1, but some programs write UTF-8:
+// text that is not UTF-8 is taken as Latin-1.
+PngTexts png_texts(std::span<const std::byte> bytes);
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-#include "data/images/png_text.h"
+#include "data/images/images.h"
 
 #include <spng.h>
 

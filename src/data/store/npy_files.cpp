@@ -1,4 +1,4 @@
-#include "data/store/npy_files.h"
+#include "data/store/other_caches.h"
 
 #include <fmt/ranges.h>
 

@@ -1,4 +1,4 @@
-#include "data/store/pixart_cache.h"
+#include "data/store/other_caches.h"
 
 #include <algorithm>
 #include <filesystem>

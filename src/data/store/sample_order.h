@@ -1,7 +1,11 @@
-// The order of samples: position in the global stream -> sample, as a pure function. Torch-free.
+// The order of samples: position in the global stream -> sample, as a pure function. Splits them into those
+// to train on and those held out. Torch-free.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace kiln {
@@ -73,5 +77,18 @@ class SampleOrder {
   std::vector<int64_t> sizes_;  // samples of a pass of each lane
   int64_t global_batch_, num_endless_lanes_, begin_, samples_per_epoch_ = 0;
 };
+
+enum class Split { kTraining, kHeldOut };
+
+// True if the sample of this name is held out, as about `share` of all names are. A hash of the name decides,
+// so a sample stays in its split when others are added, in any order.
+bool is_held_out(std::string_view name, double share);
+
+// Returns the samples of `lanes` that belong to a split. A lane may have none.
+std::vector<SampleLane> split_lanes(const std::vector<SampleLane>& lanes, double share, Split split,
+                                    const std::function<std::string(int64_t id)>& name_of);
+
+// Returns the number of samples of a pass over the lanes.
+int64_t samples_per_pass(const std::vector<SampleLane>& lanes);
 
 }  // namespace kiln

@@ -12,8 +12,7 @@
 #include "core/error.h"
 #include "core/files/xxh3.h"
 #include "data/store/feature_store.h"
-#include "data/store/npy_files.h"
-#include "data/store/pixart_cache.h"
+#include "data/store/other_caches.h"
 #include "data/store/shard_progress.h"
 
 namespace kiln {

@@ -14,7 +14,6 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "parallel/ranks/network.h"
 
 namespace kiln {
 

@@ -3,8 +3,15 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <memory>
+
 #include "parallel/ranks/heartbeat.h"
 #include "parallel/ranks/process_group_options.h"
+#include "parallel/ranks/ranks.h"
+
+namespace gloo::transport {
+class Device;
+}
 
 namespace kiln {
 
@@ -30,5 +37,9 @@ struct GroupConnection {
   // Throws MissingRanks.
   [[noreturn]] void fail_missing(const std::string& what, Clock::duration lasted, const std::string& why);
 };
+
+// Chooses the interface that GLOO_SOCKET_IFNAME names. Without it, chooses a loopback interface if all ranks
+// are on this machine, else the one that packets to the rendezvous leave from. Throws if there is none.
+std::shared_ptr<gloo::transport::Device> network_device(const Ranks& ranks);
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-#include "parallel/ranks/launcher.h"
+#include "parallel/ranks/rendezvous.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -21,7 +21,6 @@
 #include "core/command_line.h"
 #include "core/error.h"
 #include "core/text/some_of.h"
-#include "parallel/ranks/rendezvous.h"
 
 namespace kiln {
 

@@ -1,4 +1,4 @@
-#include "parallel/ranks/network.h"
+#include "parallel/ranks/connection.h"
 
 #include <dlfcn.h>
 #include <netdb.h>

@@ -1,4 +1,4 @@
-// The meeting point of the ranks.
+// The meeting point of the ranks, and how they are started on this machine without another launcher.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -22,5 +22,13 @@ class Rendezvous {
   struct Server;
   std::unique_ptr<Server> server_;
 };
+
+// Runs this program again, with the same arguments, as ranks 0 .. num_ranks - 1; hosts their rendezvous;
+// waits for them. SIGINT and SIGTERM are passed on to every rank. When a rank fails, the others get a few
+// seconds to end by themselves and are then killed; when this process dies, they get SIGTERM. Throws Error
+// naming the first rank that failed, with what it said, or how it ended. What several ranks say of one
+// failure is told once, each on a line. REQUIRES: no other threads yet, besides those that block these
+// signals.
+void launch_ranks(int64_t num_ranks);
 
 }  // namespace kiln

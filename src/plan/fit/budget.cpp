@@ -15,7 +15,7 @@
 #include "plan/price/this_machine.h"
 #include "plan/report/report.h"
 #include "run/option_values.h"
-#include "train/run_ranks.h"
+#include "train/loop.h"
 #include "train/setup.h"
 
 namespace kiln {

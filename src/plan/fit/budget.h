@@ -14,8 +14,8 @@ struct FittedRun {
   nlohmann::json predicted = nullptr;  // figures of the plan; null if this device has no profile
   std::string summary;  // one line on the choice and what it costs; empty if nothing was chosen
   std::string speed{};  // what slows this machine now, as the plan saw it; empty: nothing, or not planned
-  // This process gives freed memory back to the system at once (core/heap.h). It does so on a CPU if the
-  // budget, or what is free, has no room for about twice its tensors.
+  // This process gives freed memory back to the system at once (core/memory_limits.h). It does so on a CPU if
+  // the budget, or what is free, has no room for about twice its tensors.
   bool gives_memory_back = false;
   // Without a budget: what the run needs, and what is free for it. 0: not planned, or kept to a budget.
   int64_t needed_bytes = 0, free_bytes = 0;

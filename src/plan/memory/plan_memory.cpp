@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "plan/memory/device_memory.h"
-#include "plan/trace/evaluation.h"
 #include "plan/trace/phases.h"
 #include "train/checkpoint_saver.h"
 

@@ -16,7 +16,7 @@
 //   8 % of the bandwidth. NCCL takes what it expects to be fastest, and so does this.
 // Not in here: trees of two nodes without such switches, which can beat the ring where cards are few
 // (nccl-tests 196), sums in the network's switches, and what other jobs send.
-#include "plan/ranks/links.h"
+#include "plan/ranks/step_time.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "plan/price/price.h"
-#include "plan/ranks/links.h"
 
 namespace kiln {
 

@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "plan/run/stage_plans.h"
+#include "plan/run/make_plan.h"
 
 namespace kiln {
 

@@ -6,7 +6,7 @@
 #include "core/tensors.h"
 #include "core/units.h"
 #include "plan/report/report.h"
-#include "plan/run/data_text.h"
+#include "plan/run/plan.h"
 #include "watch/report_parts.h"
 
 namespace kiln {

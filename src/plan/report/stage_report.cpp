@@ -3,7 +3,7 @@
 
 #include "core/units.h"
 #include "plan/report/report.h"
-#include "plan/run/data_text.h"
+#include "plan/run/plan.h"
 
 namespace kiln {
 

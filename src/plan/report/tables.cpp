@@ -9,8 +9,8 @@
 #include "models/registry.h"
 #include "plan/price/price.h"
 #include "plan/report/report.h"
-#include "plan/run/data_text.h"
 #include "plan/run/make_plan.h"
+#include "plan/run/plan.h"
 #include "plan/trace/trace_family.h"
 
 namespace kiln {

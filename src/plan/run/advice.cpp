@@ -8,7 +8,7 @@
 #include "core/units.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/run/make_plan.h"
-#include "run/train_command.h"
+#include "run/option_values.h"
 #include "train/checkpoint_space.h"
 #include "train/setup.h"
 

@@ -1,4 +1,4 @@
-#include "plan/run/data_text.h"
+#include "plan/run/plan.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -11,7 +11,7 @@
 #include "plan/price/price.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
-#include "plan/run/peak_share.h"
+#include "plan/run/plan.h"
 #include "plan/trace/phases.h"
 #include "run/option_values.h"
 

@@ -1,6 +1,9 @@
 // `kiln plan`: the plan of a run from its options.
 #pragma once
+#include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "models/family.h"
 #include "plan/run/plan.h"
@@ -69,5 +72,18 @@ void add_advice(Plan& plan, const StepTrace& trace);
 std::string quality_text(const TrainOptions& options, int64_t steps);
 // Returns what the authors of the model published of its training. global_batch is 0 if that is nothing.
 PublishedTraining published_run(const TrainOptions& options);
+
+// The plans of a run's stages. The run needs the memory of the worst one and the time of all.
+struct StagePlans {
+  std::vector<std::string> names;  // "stage 2 (large)"
+  std::vector<Plan> plans;         // each stage alone, with its own steps
+  size_t worst = 0;                // the one that needs the most memory
+  int64_t steps = 0;
+  double days = 0, cost = 0;
+  bool fits = true;  // all of them
+};
+
+// Plans each stage with `plan`. REQUIRES: options.train has stages. Throws Error naming the stage.
+StagePlans make_stage_plans(const PlanOptions& options, const std::function<Plan(const PlanOptions&)>& plan);
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-#include "plan/run/peak_share.h"
+#include "plan/run/plan.h"
 
 #include <fmt/format.h>
 

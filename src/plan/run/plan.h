@@ -9,9 +9,24 @@
 #include <vector>
 
 #include "plan/memory/plan_memory.h"
-#include "plan/run/peak_share.h"
+#include "plan/price/machine_profile.h"
+#include "plan/trace/trace.h"
 
 namespace kiln {
+
+struct PeakShare {
+  double of_profile = 0, mfu = 0;  // of the profile's peak and of the data sheet's (0: there is none)
+  // Why there is no share: it would be more than a device can reach, so the plan counts too much arithmetic
+  // or too little time. One line that begins with "internal:" and names the operation. Empty: the share is
+  // possible.
+  std::string problem{};
+};
+
+// At most this share of a measured profile's peak is possible, since a product can beat the shape that
+// measured it. Of other profiles' and of data sheets' peaks at most all is.
+inline constexpr double kMostShare = 1.3;
+// Returns the shares of a rank that takes `step_s` for the `images` of its step, which `trace` describes.
+PeakShare peak_share_of(const StepTrace& trace, const MachineProfile& machine, int64_t images, double step_s);
 
 using SettingText = std::function<std::string(const std::string& option, const std::string& value)>;
 inline std::string option_on_command_line(const std::string& option, const std::string& value) {
@@ -136,5 +151,15 @@ struct Plan : MemoryPlan, TimePlan {
   std::map<std::string, int64_t> optimizer_bytes;
   std::vector<std::string> advice;
 };
+
+// A plan's weights, samples and cost in words: how many they are, what they take on a disk, and how fast they
+// come.
+//
+// Returns "675 M weights", or "860 M weights, adapter of 3.2 M".
+std::string weights_text(const Plan& plan);
+std::string samples_text(const DataPlan& data);
+std::string rate_text(const Plan& plan);
+// Returns `before` and the cost, "1234", "12.34" or "< 0.01". Empty where the plan knows no price.
+std::string cost_text(const PlanOptions& options, double cost, const char* before = "");
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-#include "plan/run/stage_plans.h"
+#include "plan/run/make_plan.h"
 
 #include "core/error.h"
 #include "train/setup.h"

@@ -6,10 +6,10 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "core/units.h"
-#include "plan/run/data_text.h"
 #include "plan/run/make_plan.h"
+#include "plan/run/plan.h"
 #include "plan/search/candidates.h"
-#include "run/train_command.h"
+#include "run/option_values.h"
 
 namespace kiln {
 

@@ -3,8 +3,8 @@
 
 #include "core/tensors.h"
 #include "core/units.h"
-#include "plan/run/data_text.h"
 #include "plan/run/make_plan.h"
+#include "plan/run/plan.h"
 #include "plan/search/search.h"
 
 namespace kiln {

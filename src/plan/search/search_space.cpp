@@ -11,7 +11,6 @@
 #include "plan/memory/segment_costs.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
-#include "plan/trace/evaluation.h"
 #include "plan/trace/phases.h"
 #include "plan/trace/trace_family.h"
 #include "train/memory_choices.h"

@@ -1,4 +1,4 @@
-#include "plan/trace/evaluation.h"
+#include "plan/trace/phases.h"
 
 #include <algorithm>
 #include <filesystem>

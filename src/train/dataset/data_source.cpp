@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "models/run_folder.h"
+#include "models/model_record.h"
 
 namespace kiln {
 

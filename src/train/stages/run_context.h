@@ -33,7 +33,7 @@ struct RunContext {
   std::function<StageFit(const TrainOptions&)> fit{};
   // Stages that follow the newest checkpoint (--continue-with). Empty: those of the options.
   std::vector<StageOptions> ahead{};
-  // The ranks that train together, with this one among them (train/run_ranks.h).
+  // The ranks that train together, with this one among them (train/loop.h).
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
 };
 

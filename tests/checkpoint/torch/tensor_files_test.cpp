@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/pt_file.h"
+#include "checkpoint/weights_file.h"
 #include "core/dtype.h"
 #include "core/tensors.h"
 #include "test_files.h"
