@@ -24,7 +24,6 @@
 #include "core/error.h"
 #include "parallel/machine.h"
 #include "plan/price/calibrate.h"
-#include "plan/price/measure_step.h"
 #include "plan/price/price.h"
 #include "plan/price/step_timing.h"
 #include "plan_time_cases.h"

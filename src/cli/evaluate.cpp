@@ -10,7 +10,7 @@
 #include "models/model_record.h"
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/rendezvous.h"
-#include "train/run_captions.h"
+#include "train/run_evaluation.h"
 
 namespace kiln::cli {
 namespace {

@@ -9,7 +9,6 @@
 #include "parallel/machine.h"
 #include "plan/fit/budget.h"
 #include "plan/price/calibrate.h"
-#include "plan/price/measure_step.h"
 #include "plan/price/this_machine.h"
 #include "plan/report/report.h"
 #include "plan/search/comparison.h"

@@ -24,6 +24,7 @@
 #include "core/files/atomic_file.h"
 #include "core/files/file_lock.h"
 #include "core/files/sha256.h"
+#include "core/text/progress_line.h"
 #include "core/text/some_of.h"
 #include "core/units.h"
 
@@ -31,7 +32,6 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kTries = 5;  // of a connection that is cut
 constexpr size_t kMostText = 64 << 20;
@@ -54,7 +54,7 @@ struct Answer {
   bool does_not_fit = false;                     // it is of another version than what is there
   std::exception_ptr failure{};                  // thrown while it came: libcurl passes none on
   std::string name{};                            // of progress lines; "" for none
-  Clock::time_point begin = Clock::now(), printed = Clock::now();
+  LiveLine line{};
 };
 
 std::string header_of(const Answer& answer, const std::string& name) {
@@ -107,22 +107,18 @@ size_t take_header(char* data, size_t, size_t size, void* to) {
 
 // "sd-vae-ft-mse: 120.0 of 334.6 MB  12.3 MB/s  0m 17s left" on stderr.
 void print_progress(Answer& answer, bool is_last) {
-  const bool terminal = ::isatty(STDERR_FILENO);
-  const auto seconds = [](Clock::time_point since) {
-    return std::chrono::duration<double>(Clock::now() - since).count();
-  };
-  if (answer.name.empty() || (!is_last && seconds(answer.printed) < (terminal ? 0.5 : 10))) return;
-  answer.printed = Clock::now();
-  const double rate = static_cast<double>(answer.written) / std::max(seconds(answer.begin), 1e-9);
+  if (answer.name.empty() || (!is_last && !answer.line.is_due())) return;
+  const double rate = static_cast<double>(answer.written) / std::max(answer.line.seconds(), 1e-9);
   const int64_t here = answer.offset + answer.written;
   const std::string left =
       answer.total > here && rate > 0
           ? "  " + duration_text(static_cast<double>(answer.total - here) / rate) + " left"
           : "";
-  fmt::print(stderr, "{}{}: {:.1f} of {} MB  {:.1f} MB/s{}{}", terminal ? "\r\033[K" : "", answer.name,
-             static_cast<double>(here) / 1e6,
-             answer.total > 0 ? fmt::format("{:.1f}", static_cast<double>(answer.total) / 1e6) : "?",
-             rate / 1e6, left, terminal && !is_last ? "" : "\n");
+  answer.line.show(
+      fmt::format("{}: {:.1f} of {} MB  {:.1f} MB/s{}", answer.name, static_cast<double>(here) / 1e6,
+                  answer.total > 0 ? fmt::format("{:.1f}", static_cast<double>(answer.total) / 1e6) : "?",
+                  rate / 1e6, left));
+  if (is_last) answer.line.end();
 }
 
 size_t take_text(char* data, size_t, size_t size, void* to) {

@@ -1,4 +1,4 @@
-#include "evaluate/pictures.h"
+#include "evaluate/picture_set.h"
 
 #include <ATen/Parallel.h>
 

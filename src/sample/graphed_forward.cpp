@@ -1,4 +1,4 @@
-#include "sample/graphed_forward.h"
+#include "sample/sampler_loop.h"
 
 namespace kiln {
 namespace {

@@ -1,4 +1,4 @@
-#include "sample/noise_file.h"
+#include "sample/sampler_loop.h"
 
 #include <fmt/ranges.h>
 

@@ -1,6 +1,8 @@
 // From noise to pictures: runs batches of images through a denoiser and a sampler. The sample command and the
 // trainer's sample grids share it.
 #pragma once
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -12,6 +14,7 @@
 #include "diffusion/sampler.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/model.h"
+#include "parallel/graph_cache.h"
 
 namespace kiln {
 
@@ -84,5 +87,28 @@ at::Tensor step_noise(uint64_t seed, const std::vector<int64_t>& images, at::Int
 // Converts (B, 3, H, W) f32 in [-1, 1] to 8-bit pictures: clamp(127.5 x + 128, 0, 255) truncated, as ADM and
 // DiT write samples.
 std::vector<Image> to_images(const at::Tensor& pixels);
+
+// The noise of pictures in a safetensors file, for comparisons with other programs: "noise" (N, C, H, W) f32,
+// where each picture starts, and for samplers that add noise "step_noise" (steps, N, C, H, W) f32.
+struct GivenNoise {
+  at::Tensor start{};  // "noise"
+  at::Tensor steps{};  // "step_noise"; undefined: the file has none
+};
+
+// Reads a file of noise for `num_images` pictures with latents (C, H, W) of `image_shape`. Throws Error
+// naming --noise: another shape, too few pictures.
+GivenNoise read_noise(const std::string& path, int64_t num_images, at::IntArrayRef image_shape);
+
+// Writes the noise that sample_images() draws for pictures 0 to num_images - 1. Atomic. Throws Error.
+void write_noise(const std::string& path, int64_t num_images, at::IntArrayRef image_shape,
+                 const SampleOptions& options);
+
+// A denoiser's forward pass as a CUDA graph. Sampling runs one shape hundreds of times, and at small batches
+// launching its kernels takes longer than running them.
+//
+// Returns a function that gives what `forward` gives, each time in memory of its own
+// (parallel/graph_cache.h). What the host reads of an input (how captions are cut) is part of its shape. Runs
+// in inference mode; weights must stay where they are.
+ForwardFn graphed_forward(const ForwardFn& forward, GraphOptions options);
 
 }  // namespace kiln

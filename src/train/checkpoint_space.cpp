@@ -1,4 +1,4 @@
-#include "train/checkpoint_space.h"
+#include "train/checkpoint_files.h"
 
 #include <algorithm>
 #include <filesystem>

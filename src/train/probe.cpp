@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
 #include "parallel/ranks/agreement.h"
-#include "train/checkpoint_space.h"
+#include "train/checkpoint_files.h"
 #include "train/loop.h"
 #include "train/store_data.h"
 #include "watch/phase_timers.h"

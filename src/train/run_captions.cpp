@@ -1,4 +1,4 @@
-#include "train/run_captions.h"
+#include "train/run_evaluation.h"
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"

@@ -1,9 +1,12 @@
 // Metrics of pictures that are drawn during training: --evaluate-every.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "evaluate/evaluation.h"
 #include "run/train_options.h"
@@ -33,5 +36,16 @@ class RunEvaluation {
   MetricChoice choice_;
   PictureSet reference_;
 };
+
+// Captions of a run's own data, for pictures that are to be judged beside that data.
+struct RunCaptions {
+  std::vector<std::string> texts{};  // without the prefix and suffix that the run puts around captions
+  std::string origin{};              // "captions that --validation-share 0.1 holds out of store"
+};
+
+// Returns up to `count` captions spread over the samples that the run in `run` validates on, else over those
+// that it trains on. No texts if the run takes no captions or its data are synthetic. Throws Error saying to
+// give --prompts: the data are not there any more, or have no captions.
+RunCaptions captions_of_run(const std::string& run, int64_t count);
 
 }  // namespace kiln

@@ -12,7 +12,6 @@
 #include "parallel/nvml.h"
 #include "parallel/processor_use.h"
 #include "step/step.h"
-#include "watch/by_products.h"
 #include "watch/loss_groups.h"
 #include "watch/phase_timers.h"
 #include "watch/run_log.h"

@@ -13,6 +13,7 @@
 #include "core/files/input_file.h"
 #include "core/text/json_text.h"
 #include "core/text/utf8.h"
+#include "core/text/printable.h"
 
 namespace kiln {
 
@@ -54,5 +55,15 @@ RunLog::RunLog(const std::string& run, int64_t from_step) : path_(log_path(run))
 RunLog::~RunLog() { ::close(fd_); }
 
 void RunLog::append(const nlohmann::json& line) { append_whole(fd_, "log", path_, dump_utf8(line) + "\n"); }
+
+bool ByProducts::try_to_write(const std::string& name, const std::function<void()>& write) try {
+  write();
+  return true;
+} catch (const std::exception& error) {
+  if (missed_.insert(name).second)
+    fmt::print(stderr, "warning: training goes on without {}: {}\n", name,
+               printable(message_of(error), "\n"));
+  return false;
+}
 
 }  // namespace kiln

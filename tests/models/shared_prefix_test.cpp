@@ -1,5 +1,5 @@
 // The prefix that pays most among texts, and what passes over the rest of them give.
-#include "models/text/shared_prefix.h"
+#include "models/text/caption_encoder.h"
 
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "plan/price/measure_step.h"
+#include "plan/price/calibrate.h"
 #include "plan/price/price.h"
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"

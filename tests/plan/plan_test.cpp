@@ -15,7 +15,7 @@
 #include "plan/ranks/step_time.h"
 #include "plan/report/report.h"
 #include "test_files.h"
-#include "train/checkpoint_space.h"
+#include "train/checkpoint_files.h"
 
 namespace kiln {
 namespace {

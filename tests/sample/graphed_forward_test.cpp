@@ -1,6 +1,6 @@
 // Passes through a graph: which shapes are recorded, what a replay reads and returns, and what happens where
 // nothing can be recorded. The graph here runs its recorded work again, on the CPU.
-#include "sample/graphed_forward.h"
+#include "sample/sampler_loop.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Friction 26: a run says before its first step that its checkpoints do not fit, and makes room for the next.
-#include "train/checkpoint_space.h"
+#include "train/checkpoint_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

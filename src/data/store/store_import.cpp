@@ -11,9 +11,9 @@
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
+#include "core/text/progress_line.h"
 #include "data/store/feature_store.h"
 #include "data/store/other_caches.h"
-#include "data/store/shard_progress.h"
 
 namespace kiln {
 namespace {

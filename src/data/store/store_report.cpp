@@ -8,8 +8,8 @@
 
 #include "core/error.h"
 #include "core/text/printable.h"
+#include "core/text/progress_line.h"
 #include "core/text/utf8.h"
-#include "data/store/shard_progress.h"
 #include "data/store/skipped_pictures.h"
 #include "data/store/store_source.h"
 #include "data/text_store/text_store.h"

@@ -14,7 +14,6 @@
 #include "core/text/json_text.h"
 #include "core/memory_limits.h"
 #include "core/units.h"
-#include "models/text/shared_prefix.h"
 
 namespace kiln {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/text/shared_prefix.h"
+#include "models/text/caption_encoder.h"
 
 #include <algorithm>
 #include <numeric>

@@ -20,9 +20,7 @@
 #include "parallel/machine.h"
 #include "plan/price/machine_clock.h"
 #include "plan/price/machine_profile.h"
-#include "plan/price/measure_step.h"
 #include "plan/price/price.h"
-#include "plan/price/rank_links.h"
 #include "plan/price/step_timing.h"
 #include "plan/price/this_machine.h"
 

@@ -1,4 +1,4 @@
-#include "plan/price/measure_step.h"
+#include "plan/price/calibrate.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "plan/price/rank_links.h"
+#include "plan/price/calibrate.h"
 
 #include <algorithm>
 #include <chrono>

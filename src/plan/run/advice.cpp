@@ -9,7 +9,7 @@
 #include "plan/ranks/rank_step.h"
 #include "plan/run/make_plan.h"
 #include "run/option_values.h"
-#include "train/checkpoint_space.h"
+#include "train/checkpoint_files.h"
 #include "train/setup.h"
 
 namespace kiln {

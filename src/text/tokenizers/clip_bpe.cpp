@@ -11,7 +11,6 @@
 #include "core/text/json_text.h"
 #include "text/tokenizers/pair_merging.h"
 #include "text/tokenizers/unicode.h"
-#include "text/tokenizers/vocabulary.h"
 
 namespace kiln::text {
 namespace {

@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "text/tokenizers/pair_merging.h"
 #include "text/tokenizers/unicode.h"
-#include "text/tokenizers/vocabulary.h"
 
 namespace kiln::text {
 namespace {

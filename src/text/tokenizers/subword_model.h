@@ -2,10 +2,12 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "text/tokenizers/sentencepiece_model.h"
@@ -54,5 +56,24 @@ struct WordPieceOptions {
 // `vocabulary`: a token per line, ids by line. Throws Error when the file or the unknown token is missing.
 std::unique_ptr<SubwordModel> load_wordpiece(const std::filesystem::path& vocabulary,
                                              const WordPieceOptions& options);
+
+// Tokens and their ids.
+class Vocabulary {
+ public:
+  // Adds a token. A token of the vocabulary gets the new id.
+  void set(std::string token, int64_t id) { ids_.insert_or_assign(std::move(token), id); }
+  std::optional<int64_t> find(std::string_view token) const {
+    const auto found = ids_.find(token);
+    return found == ids_.end() ? std::nullopt : std::optional(found->second);
+  }
+  int64_t size() const { return static_cast<int64_t>(ids_.size()); }
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+  };
+  std::unordered_map<std::string, int64_t, Hash, std::equal_to<>> ids_;
+};
 
 }  // namespace kiln::text

@@ -8,7 +8,6 @@
 #include "text/tokenizers/prefix_index.h"
 #include "text/tokenizers/sentencepiece_model.h"
 #include "text/tokenizers/unicode.h"
-#include "text/tokenizers/vocabulary.h"
 
 namespace kiln::text {
 namespace {

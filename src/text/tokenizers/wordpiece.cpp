@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "core/files/input_file.h"
 #include "text/tokenizers/unicode.h"
-#include "text/tokenizers/vocabulary.h"
 
 namespace kiln::text {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "core/stop_signal.h"
+#include "train/checkpoint_files.h"
 #include "train/checkpoint_saver.h"
-#include "train/checkpoint_space.h"
 #include "train/progress.h"
 #include "train/resume.h"
 #include "train/run_watch.h"
