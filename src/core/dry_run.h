@@ -10,13 +10,15 @@ enum class DryRunDevice { kNone, kCpu, kCuda };
 // those of a CPU.
 class DryRunScope {
  public:
-  explicit DryRunScope(DryRunDevice device);
-  ~DryRunScope();
+  explicit DryRunScope(DryRunDevice device) : before_(current_) { current_ = device; }
+  ~DryRunScope() { current_ = before_; }
   DryRunScope(const DryRunScope&) = delete;
 
-  static bool is_of_gpu();  // the innermost of this thread; only computing_device() asks
+  // Of the innermost of this thread; only computing_device() asks.
+  static bool is_of_gpu() { return current_ == DryRunDevice::kCuda; }
 
  private:
+  static inline thread_local DryRunDevice current_ = DryRunDevice::kNone;
   DryRunDevice before_;
 };
 
