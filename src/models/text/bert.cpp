@@ -109,11 +109,7 @@ class BertBlock : public Segment {
 class Bert : public TextEncoder {
  public:
   Bert(const BertConfig& config, const BuildOptions& options) {
-    auto embed = std::make_unique<BertEmbed>(config, options);
-    token_table_ = embed->table();
-    segments_.push_back(std::move(embed));
-    for (int64_t i = 0; i < config.depth; ++i)
-      segments_.push_back(std::make_unique<BertBlock>(config, i, options));
+    add_segments<BertBlock>(std::make_unique<BertEmbed>(config, options), config, options);
     shape_ = {.family = "bert",
               .width = config.width,
               .vocabulary_size = config.vocabulary_size,

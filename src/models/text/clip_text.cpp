@@ -94,31 +94,12 @@ class ClipBlock : public Segment {
   text::LayerNorm norm1_, norm2_;
 };
 
-class ClipFinal : public Segment {
- public:
-  ClipFinal(const ClipTextConfig& config, const BuildOptions& options) {
-    name_ = "final";
-    norm_ = text::layer_norm(ParameterScope(parameters_, options), "text_model.final_layer_norm",
-                             config.width, config.eps);
-  }
-
-  State forward(const State& state, const ModelInput&) const override {
-    return {.hidden = norm_.forward(state.hidden)};
-  }
-
- private:
-  text::LayerNorm norm_;
-};
-
 class ClipText : public TextEncoder {
  public:
   ClipText(const ClipTextConfig& config, const BuildOptions& options) : eos_id_(config.eos_id) {
-    auto embed = std::make_unique<ClipEmbed>(config, options);
-    token_table_ = embed->table();
-    segments_.push_back(std::move(embed));
-    for (int64_t i = 0; i < config.depth; ++i)
-      segments_.push_back(std::make_unique<ClipBlock>(config, i, options));
-    segments_.push_back(std::make_unique<ClipFinal>(config, options));
+    add_segments<ClipBlock>(std::make_unique<ClipEmbed>(config, options), config, options);
+    segments_.push_back(std::make_unique<text::FinalNorm<text::LayerNorm>>(
+        text::layer_norm, options, "text_model.final_layer_norm", config.width, config.eps));
     shape_ = {.family = "clip_text",
               .width = config.width,
               .vocabulary_size = config.vocabulary_size,

@@ -80,26 +80,6 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& cosines, const at::Ten
   return at::cat({halves[0] * cosines - halves[1] * sines, halves[1] * cosines + halves[0] * sines}, -1);
 }
 
-class Gemma2Embed : public Segment {
- public:
-  Gemma2Embed(const Gemma2Config& config, const BuildOptions& options)
-      : scale_(std::sqrt(static_cast<float>(config.width))) {
-    name_ = "embed";
-    table_ = text::embedding(ParameterScope(parameters_, options), "embed_tokens", config.vocabulary_size,
-                             config.width);
-  }
-
-  State forward(const State&, const ModelInput& input) const override {
-    return {.hidden = ops::embedding_rows(table_->value, input.tokens.ids) * scale_};
-  }
-
-  const std::shared_ptr<Parameter>& table() const { return table_; }
-
- private:
-  double scale_;
-  std::shared_ptr<Parameter> table_;
-};
-
 class Gemma2Block : public Segment {
  public:
   Gemma2Block(const Gemma2Config& config, int64_t index, const BuildOptions& options)
@@ -183,31 +163,15 @@ class Gemma2Block : public Segment {
   text::RmsNorm input_norm_, post_attention_norm_, pre_ff_norm_, post_ff_norm_;
 };
 
-class Gemma2Final : public Segment {
- public:
-  Gemma2Final(const Gemma2Config& config, const BuildOptions& options) {
-    name_ = "final";
-    norm_ =
-        text::rms_norm(ParameterScope(parameters_, options), "norm", config.width, config.eps, /*offset=*/1);
-  }
-
-  State forward(const State& state, const ModelInput&) const override {
-    return {.hidden = norm_.forward(state.hidden)};
-  }
-
- private:
-  text::RmsNorm norm_;
-};
-
 class Gemma2 : public TextEncoder {
  public:
   Gemma2(const Gemma2Config& config, const BuildOptions& options) {
-    auto embed = std::make_unique<Gemma2Embed>(config, options);
-    token_table_ = embed->table();
-    segments_.push_back(std::move(embed));
-    for (int64_t i = 0; i < config.depth; ++i)
-      segments_.push_back(std::make_unique<Gemma2Block>(config, i, options));
-    segments_.push_back(std::make_unique<Gemma2Final>(config, options));
+    add_segments<Gemma2Block>(
+        std::make_unique<text::TableEmbed>("embed_tokens", config.vocabulary_size, config.width, options,
+                                           std::sqrt(static_cast<float>(config.width))),
+        config, options);
+    segments_.push_back(std::make_unique<text::FinalNorm<text::RmsNorm>>(
+        text::rms_norm, options, "norm", config.width, config.eps, /*offset=*/1));
     shape_ = {.family = "gemma2",
               .width = config.width,
               .vocabulary_size = config.vocabulary_size,

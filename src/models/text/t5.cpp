@@ -75,24 +75,6 @@ int64_t longest_text(const TokenRows& tokens) {
   return longest;
 }
 
-class T5Embed : public Segment {
- public:
-  T5Embed(const T5Config& config, const BuildOptions& options) {
-    name_ = "embed";
-    table_ =
-        text::embedding(ParameterScope(parameters_, options), "shared", config.vocabulary_size, config.width);
-  }
-
-  State forward(const State&, const ModelInput& input) const override {
-    return {.hidden = ops::embedding_rows(table_->value, input.tokens.ids)};
-  }
-
-  const std::shared_ptr<Parameter>& table() const { return table_; }
-
- private:
-  std::shared_ptr<Parameter> table_;
-};
-
 class T5Block : public Segment {
  public:
   T5Block(const T5Config& config, int64_t index, const BuildOptions& options)
@@ -153,31 +135,14 @@ class T5Block : public Segment {
   text::RmsNorm attention_norm_, ff_norm_;
 };
 
-class T5Final : public Segment {
- public:
-  T5Final(const T5Config& config, const BuildOptions& options) {
-    name_ = "final";
-    norm_ = text::rms_norm(ParameterScope(parameters_, options), "encoder.final_layer_norm", config.width,
-                           config.eps);
-  }
-
-  State forward(const State& state, const ModelInput&) const override {
-    return {.hidden = norm_.forward(state.hidden)};
-  }
-
- private:
-  text::RmsNorm norm_;
-};
-
 class T5Encoder : public TextEncoder {
  public:
   T5Encoder(const T5Config& config, const BuildOptions& options) {
-    auto embed = std::make_unique<T5Embed>(config, options);
-    token_table_ = embed->table();
-    segments_.push_back(std::move(embed));
-    for (int64_t i = 0; i < config.depth; ++i)
-      segments_.push_back(std::make_unique<T5Block>(config, i, options));
-    segments_.push_back(std::make_unique<T5Final>(config, options));
+    add_segments<T5Block>(
+        std::make_unique<text::TableEmbed>("shared", config.vocabulary_size, config.width, options), config,
+        options);
+    segments_.push_back(std::make_unique<text::FinalNorm<text::RmsNorm>>(
+        text::rms_norm, options, "encoder.final_layer_norm", config.width, config.eps, 0));
     shape_ = {.family = "t5_encoder", .width = config.width, .vocabulary_size = config.vocabulary_size};
   }
 };

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/model.h"
@@ -75,6 +76,15 @@ class TextEncoder : public SegmentModel {
   virtual at::Tensor pool(const at::Tensor& last_hidden, const TokenRows& tokens) const { return {}; }
 
  protected:
+  // Adds what embeds ids, and config.depth blocks.
+  template <class Block, class Embed, class Config>
+  void add_segments(std::unique_ptr<Embed> embed, const Config& config, const BuildOptions& options) {
+    token_table_ = embed->table();
+    segments_.push_back(std::move(embed));
+    for (int64_t i = 0; i < config.depth; ++i)
+      segments_.push_back(std::make_unique<Block>(config, i, options));
+  }
+
   TextEncoderShape shape_;
   std::shared_ptr<Parameter> token_table_;
 };

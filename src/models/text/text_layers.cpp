@@ -215,4 +215,15 @@ at::Tensor SelfAttention::forward(const at::Tensor& x, const TokenRows& tokens, 
       compute_dtype);
 }
 
+TableEmbed::TableEmbed(const std::string& table, int64_t rows, int64_t width, const BuildOptions& options,
+                       double scale)
+    : table_(embedding(ParameterScope(parameters_, options), table, rows, width)), scale_(scale) {
+  name_ = "embed";
+}
+
+State TableEmbed::forward(const State&, const ModelInput& input) const {
+  const at::Tensor rows = ops::embedding_rows(table_->value, input.tokens.ids);
+  return {.hidden = scale_ == 1 ? rows : rows * scale_};
+}
+
 }  // namespace kiln::text

@@ -70,4 +70,35 @@ struct SelfAttention {
                      at::ScalarType compute_dtype) const;
 };
 
+// The first segment of an encoder that only looks ids up in a table, and multiplies the rows by `scale`.
+class TableEmbed : public Segment {
+ public:
+  TableEmbed(const std::string& table, int64_t rows, int64_t width, const BuildOptions& options,
+             double scale = 1);
+  State forward(const State&, const ModelInput& input) const override;
+  const std::shared_ptr<Parameter>& table() const { return table_; }
+
+ private:
+  std::shared_ptr<Parameter> table_;
+  double scale_;
+};
+
+// The last segment of an encoder: the norm that `make`, layer_norm or rms_norm, makes of the further
+// arguments.
+template <class Norm>
+class FinalNorm : public Segment {
+ public:
+  template <class Make, class... Arguments>
+  FinalNorm(const Make& make, const BuildOptions& options, const Arguments&... arguments)
+      : norm_(make(ParameterScope(parameters_, options), arguments...)) {
+    name_ = "final";
+  }
+  State forward(const State& state, const ModelInput&) const override {
+    return {.hidden = norm_.forward(state.hidden)};
+  }
+
+ private:
+  Norm norm_;
+};
+
 }  // namespace kiln::text
