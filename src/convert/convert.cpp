@@ -1,6 +1,8 @@
 #include "convert/convert.h"
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "checkpoint/tensor_files.h"
@@ -13,11 +15,14 @@
 #include "core/tensors.h"
 #include "diffusion/sampler.h"
 #include "models/load_model.h"
+#include "models/model_record.h"
 #include "models/piece_checks.h"
 #include "models/registry.h"
+#include "models/weights_source.h"
 #include "run/published_settings.h"
 
 namespace kiln {
+
 namespace {
 
 using nlohmann::json;
@@ -160,6 +165,30 @@ void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, c
     fmt::print("the folder lacks {}, which README.md names: --components copy puts it in\n", written.missing);
 }
 
+namespace fs = std::filesystem;
+
+bool is_record(const std::string& path) {
+  if (!fs::exists(path)) return false;
+  const nlohmann::json document = read_json(path);
+  return document.is_object() && document.contains("model") && document.contains("model_config");
+}
+
+// True for a safetensors file with a record, or a .pt file with one in FILE.json.
+bool is_of_kiln(const std::string& path) {
+  try {
+    return tensor_file_format(path) == TensorFileFormat::kSafetensors
+               ? record_of(open_safetensors(path)->metadata(), path).has_value()
+               : is_record(path + ".json");
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+[[noreturn]] void refuse(const std::string& path) {
+  fail("convert", "{} exists and kiln convert did not write it: choose another --out, or give --overwrite",
+       path);
+}
+
 }  // namespace
 
 void convert(const ConvertOptions& options) {
@@ -230,6 +259,22 @@ void convert(const ConvertOptions& options) {
   fmt::print("{}: {}, {} tensors, from {}\n", options.out,
              loaded.family ? preset_name(*loaded.family, loaded.model.config) : "unknown architecture",
              loaded.weights.size(), source.path);
+}
+
+void check_replaceable(const std::string& path, bool overwrite) {
+  if (overwrite) return;
+  if (fs::exists(path)) {
+    if (!is_of_kiln(path)) refuse(path);
+  } else if (fs::path(path).extension() != ".safetensors" && fs::exists(path + ".json") &&
+             !is_of_kiln(path)) {
+    refuse(path + ".json");
+  }
+}
+
+void check_replaceable(const std::string& path, const std::string& content, bool overwrite) {
+  if (overwrite || !fs::exists(path)) return;
+  std::ifstream file(path, std::ios::binary);
+  if (std::string(std::istreambuf_iterator<char>(file), {}) != content) refuse(path);
 }
 
 }  // namespace kiln

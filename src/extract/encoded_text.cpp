@@ -8,7 +8,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
-#include "extract/text_settings.h"
+#include "extract/settings.h"
 
 namespace kiln {
 namespace {

@@ -12,7 +12,7 @@
 #include "data/images/image_dataset.h"
 #include "data/store/data_shape.h"
 #include "data/text_store/text_store.h"
-#include "extract/text_settings.h"
+#include "extract/settings.h"
 #include "models/text/caption_encoder.h"
 
 namespace kiln {

@@ -1,4 +1,4 @@
-// How the ranks of a machine share its processors.
+// Processors: how the ranks of a machine share them, and who uses them.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -23,5 +23,30 @@ struct RankCpus {
 };
 // The same, from what all ranks report.
 int64_t cpu_share(const std::vector<RankCpus>& of_ranks, size_t rank);
+
+// Seconds up to now. All but `wall` are sums over this process's threads.
+struct ProcessorTimes {
+  double wall = 0;
+  double running = 0;  // on a processor
+  double waiting = 0;  // ready to run while others had the processors; 0 where the system does not say
+
+  ProcessorTimes since(const ProcessorTimes& before) const {
+    return {
+        .wall = wall - before.wall, .running = running - before.running, .waiting = waiting - before.waiting};
+  }
+};
+// Reads a small file for each thread: some 10 microseconds each.
+ProcessorTimes processor_times();
+
+// Returns the number of this run's processes on this machine, as the launcher says.
+int64_t ranks_here();
+// Returns how many processors that many threads of this process can have at once if the ranks of this machine
+// share them evenly.
+double processors_of(int64_t threads, int64_t ranks = ranks_here());
+// Returns the share of the time of so many processors that others had in an interval, 0 to 1. Idle
+// processors count for nobody, and neither do this run's own threads that take turns.
+double taken_share(const ProcessorTimes& spent, double processors);
+// Returns "other programs had 43 % of the processors' time", or "" if it was so little that it may be chance.
+std::string taken_text(double share);
 
 }  // namespace kiln

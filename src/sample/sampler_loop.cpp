@@ -2,15 +2,21 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
+#include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/sampler_noise.h"
 #include "parallel/offload/host_copy.h"
 
 namespace kiln {
+
 namespace {
 
 // Thrown to leave the sampler's loop when SampleOptions::stop says so.
@@ -62,6 +68,37 @@ Conditioning unconditional_of(const ConditioningShape& shape, const Conditioning
   if (!options.null_text.defined()) return unconditional(shape, cond);
   const std::vector<int64_t> same(static_cast<size_t>(cond.text.num_samples()), 0);
   return to_device(unconditional(shape, cond, select_texts(options.null_text, same)), options.device);
+}
+
+// Throws Error unless the last dimensions of the noise are (N, C, H, W) with enough pictures.
+void check_noise(const char* name, const at::Tensor& noise, int64_t dim, const std::string& path,
+                 int64_t num_images, at::IntArrayRef image_shape) {
+  const at::IntArrayRef sizes = noise.sizes();
+  if (noise.dim() != dim || sizes.slice(static_cast<size_t>(dim - 3)) != image_shape ||
+      sizes[static_cast<size_t>(dim - 4)] < num_images)
+    fail("sample", "--noise {}: expected \"{}\" of {}{} pictures or more of {}, got {}", path, name,
+         dim == 5 ? "steps x " : "", num_images, fmt::join(image_shape, " x "), fmt::join(sizes, " x "));
+}
+
+struct PassInput {
+  ModelInput of_model;
+};
+
+std::vector<at::Tensor*> graph_tensors(PassInput& pass) {
+  ModelInput& input = pass.of_model;
+  std::vector<at::Tensor*> tensors;
+  for (at::Tensor* tensor : {&input.x_t, &input.timesteps, &input.tokens.ids, &input.tokens.counts})
+    if (tensor->defined()) tensors.push_back(tensor);
+  input.conditioning.visit([&](at::Tensor& tensor) { tensors.push_back(&tensor); });
+  return tensors;
+}
+
+std::vector<int64_t> graph_key(const PassInput& pass) {
+  std::vector<int64_t> key = host_numbers(pass.of_model.conditioning);
+  const TokenRows& tokens = pass.of_model.tokens;
+  for (const at::Tensor& part : {tokens.ids, tokens.counts}) key.push_back(part.defined());
+  key.insert(key.end(), tokens.host_offsets.begin(), tokens.host_offsets.end());
+  return key;
 }
 
 }  // namespace
@@ -191,6 +228,42 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
     for (size_t i = 0; i < images.size(); ++i) sink(images[i], pictures[i]);
   }
   return true;
+}
+
+GivenNoise read_noise(const std::string& path, int64_t num_images, at::IntArrayRef image_shape) {
+  const auto tensors = load_tensors(path);
+  const auto start = tensors.find(kNoiseTensor), steps = tensors.find(kStepNoiseTensor);
+  if (start == tensors.end()) fail("sample", "--noise {} holds no tensor \"{}\"", path, kNoiseTensor);
+  GivenNoise given{.start = start->second.to(at::kFloat)};
+  check_noise(kNoiseTensor, given.start, 4, path, num_images, image_shape);
+  if (steps == tensors.end()) return given;
+  given.steps = steps->second.to(at::kFloat);
+  check_noise(kStepNoiseTensor, given.steps, 5, path, num_images, image_shape);
+  return given;
+}
+
+void write_noise(const std::string& path, int64_t num_images, at::IntArrayRef image_shape,
+                 const SampleOptions& options) {
+  std::vector<int64_t> images(static_cast<size_t>(num_images));
+  std::iota(images.begin(), images.end(), 0);
+  std::map<std::string, at::Tensor> tensors = {
+      {kNoiseTensor, start_noise(options.seed, images, image_shape)}};
+  if (const auto sampler = make_sampler(options.sampler); sampler->stochastic()) {
+    std::vector<at::Tensor> steps;
+    for (int64_t step = 0; step < std::ssize(sampler->timesteps()); ++step)
+      steps.push_back(step_noise(options.seed, images, image_shape, step));
+    tensors[kStepNoiseTensor] = at::stack(steps);
+  }
+  save_tensors(path, tensors);
+}
+
+ForwardFn graphed_forward(const ForwardFn& forward, GraphOptions options) {
+  const auto passes = std::make_shared<GraphCache<PassInput>>(
+      [forward](const PassInput& pass) { return std::vector{forward(pass.of_model)}; }, std::move(options));
+  return [passes, forward](const ModelInput& input) {
+    const auto outputs = passes->run({input});
+    return outputs ? outputs->front() : forward(input);
+  };
 }
 
 }  // namespace kiln

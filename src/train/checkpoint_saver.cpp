@@ -3,7 +3,7 @@
 #include <span>
 #include <utility>
 
-#include "checkpoint/background_write.h"
+#include "checkpoint/file_parts.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "parallel/offload/host_copy.h"

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "core/text/some_of.h"
-#include "data/text_store/joined_text.h"
+#include "data/text_store/text_store.h"
 #include "run/option_values.h"
 #include "train/encoding/pictures.h"
 

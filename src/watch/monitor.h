@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "parallel/cpu_share.h"
 #include "parallel/nvml.h"
-#include "parallel/processor_use.h"
 #include "step/step.h"
 #include "watch/loss_groups.h"
 #include "watch/phase_timers.h"

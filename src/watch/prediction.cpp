@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "parallel/processor_use.h"
+#include "parallel/cpu_share.h"
 
 namespace kiln {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "models/autoencoders/autoencoder.h"
-#include "parallel/processor_use.h"
+#include "parallel/cpu_share.h"
 #include "step/span_recorder.h"
 #include "watch/observer_group.h"
 #include "watch/phase_timers.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/background_write.h"
+#include "checkpoint/file_parts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

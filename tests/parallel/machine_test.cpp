@@ -12,7 +12,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "parallel/offload/host_copy.h"
-#include "parallel/offload/pinned_memory.h"
+#include "parallel/offload/host_memory.h"
 
 namespace kiln {
 namespace {

@@ -1,10 +1,9 @@
 // Friction 5 and 6 of a new user: a busy machine is named with how much of it others have.
-#include "parallel/processor_use.h"
+#include "parallel/cpu_share.h"
 
 #include <gtest/gtest.h>
 
 #include "parallel/busy_processor.h"
-#include "parallel/cpu_share.h"
 
 namespace kiln {
 namespace {

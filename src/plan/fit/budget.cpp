@@ -3,6 +3,7 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include <fmt/ranges.h>
+
 #include <algorithm>
 #include <optional>
 

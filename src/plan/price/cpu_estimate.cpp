@@ -8,8 +8,8 @@
 #include "core/aten.h"
 #include "core/memory_limits.h"
 #include "core/tensors.h"
+#include "parallel/cpu_share.h"
 #include "parallel/machine.h"
-#include "parallel/processor_use.h"
 
 namespace kiln {
 

@@ -10,7 +10,7 @@
 #include <map>
 
 #include "core/aten.h"
-#include "parallel/processor_use.h"
+#include "parallel/cpu_share.h"
 
 namespace kiln {
 

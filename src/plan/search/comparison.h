@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plan/run/plan.h"
-#include "plan/search/search_axes.h"
+#include "plan/search/search_space.h"
 
 namespace kiln {
 

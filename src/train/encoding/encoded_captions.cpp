@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 #include "core/tensors.h"
-#include "extract/text_settings.h"
+#include "extract/settings.h"
 
 namespace kiln {
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "data/text_store/joined_text.h"
+#include "data/text_store/text_store.h"
 #include "models/registry.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/setup.h"
