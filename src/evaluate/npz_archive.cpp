@@ -7,19 +7,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "checkpoint/zip_writer.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/input_file.h"
+#include "core/files/byte_writer.h"
 
 namespace kiln {
 namespace {
 
 struct CloseArchive {
   void operator()(zip_t* archive) const { zip_discard(archive); }
-};
-struct FreeSource {
-  void operator()(zip_source_t* source) const { zip_source_free(source); }
 };
 struct CloseMember {
   void operator()(zip_file_t* member) const { zip_fclose(member); }
@@ -152,49 +151,19 @@ std::vector<std::byte> NpzArchive::rows(const std::string& name, int64_t first, 
 }
 
 void write_npz(const std::string& path, const std::map<std::string, at::Tensor>& arrays) {
-  AtomicFile file("npz", path);
-  zip_error_t error;
-  zip_error_init(&error);
-  const std::unique_ptr<zip_source_t, FreeSource> made(zip_source_buffer_create(nullptr, 0, 0, &error));
-  std::unique_ptr<zip_t, CloseArchive> archive(made ? zip_open_from_source(made.get(), ZIP_TRUNCATE, &error)
-                                                    : nullptr);
-  if (!archive) fail("npz", "cannot write {}: {}", path, zip_error_strerror(&error));
-  zip_source_keep(made.get());        // the archive frees it too
-  std::vector<std::string> contents;  // must live until the archive is written
-  contents.reserve(arrays.size());
+  ZipWriter zip("npz", path);
   for (const auto& [name, array] : arrays) {
     const at::Tensor values = array.to(at::kCPU, at::kDouble).contiguous();
     std::string dict =
         fmt::format("{{'descr': '<f8', 'fortran_order': False, 'shape': ({},{}), }}", values.size(0),
                     values.dim() > 1 ? fmt::format(" {}", values.size(1)) : "");
     dict.append(63 - (10 + dict.size()) % 64, ' ');
-    dict += '\n';
-    std::string content = std::string("\x93NUMPY\x01\x00", 8);
-    content += static_cast<char>(dict.size() & 0xFF);
-    content += static_cast<char>(dict.size() >> 8);
-    content += dict;
-    content.append(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
-    contents.push_back(std::move(content));
-    zip_source_t* source =
-        zip_source_buffer(archive.get(), contents.back().data(), contents.back().size(), 0);
-    const zip_int64_t index = zip_file_add(archive.get(), (name + ".npy").c_str(), source, ZIP_FL_OVERWRITE);
-    if (index < 0) {
-      zip_source_free(source);
-      fail("npz", "cannot write {}: {}", path, zip_strerror(archive.get()));
-    }
-    zip_set_file_compression(archive.get(), static_cast<zip_uint64_t>(index), ZIP_CM_STORE, 0);
+    ByteWriter content;
+    content.text("\x93NUMPY").text({"\x01\x00", 2}).u16(dict.size() + 1).text(dict).text("\n");
+    content.text({static_cast<const char*>(values.const_data_ptr()), values.nbytes()});
+    zip.add(name + ".npy", content.bytes());
   }
-  if (zip_close(archive.get()) != 0) fail("npz", "cannot write {}: {}", path, zip_strerror(archive.get()));
-  static_cast<void>(archive.release());  // closing has freed it
-  zip_stat_t status;
-  if (zip_source_stat(made.get(), &status) != 0 || zip_source_open(made.get()) != 0)
-    fail("npz", "cannot write {}: {}", path, zip_error_strerror(zip_source_error(made.get())));
-  std::vector<std::byte> bytes(status.size);
-  const zip_int64_t got = zip_source_read(made.get(), bytes.data(), bytes.size());
-  zip_source_close(made.get());
-  if (got != static_cast<zip_int64_t>(bytes.size())) fail("npz", "cannot write {}: memory ends early", path);
-  file.write(bytes);
-  file.commit();
+  zip.commit();
 }
 
 }  // namespace kiln

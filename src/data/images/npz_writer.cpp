@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/byte_writer.h"
 #include "core/files/xxh3.h"
 #include "data/images/npz.h"
 
@@ -24,25 +25,6 @@ constexpr uint16_t kZip64Version = 45;
 constexpr uint16_t kZip64Field = 1, kZip64Size = 16;
 constexpr uint16_t kSettingsField = 0x6E6B;  // ours: readers skip fields that they do not know
 constexpr uint16_t kDosDate = 0x21;          // 1980-01-01: no time stamps, the same images give the same file
-
-class ByteWriter {
- public:
-  ByteWriter& u16(uint64_t value) { return little_endian(value, 2); }
-  ByteWriter& u32(uint64_t value) { return little_endian(value, 4); }
-  ByteWriter& u64(uint64_t value) { return little_endian(value, 8); }
-  ByteWriter& text(std::string_view value) {
-    bytes_ += value;
-    return *this;
-  }
-  const std::string& bytes() const { return bytes_; }
-
- private:
-  ByteWriter& little_endian(uint64_t value, int count) {
-    for (int i = 0; i < count; ++i) bytes_ += static_cast<char>(value >> (8 * i) & 0xFF);
-    return *this;
-  }
-  std::string bytes_;
-};
 
 std::string npy_header(int64_t num_images, int64_t height, int64_t width) {
   std::string dict = fmt::format("{{'descr': '|u1', 'fortran_order': False, 'shape': ({}, {}, {}, 3), }}",
