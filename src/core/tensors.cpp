@@ -5,6 +5,16 @@
 
 namespace kiln {
 
+namespace {
+
+constexpr std::pair<Dtype, at::ScalarType> kDtypesOfTorch[] = {
+    {Dtype::kBool, at::kBool}, {Dtype::kU8, at::kByte},       {Dtype::kI8, at::kChar},
+    {Dtype::kI16, at::kShort}, {Dtype::kI32, at::kInt},       {Dtype::kI64, at::kLong},
+    {Dtype::kF16, at::kHalf},  {Dtype::kBF16, at::kBFloat16}, {Dtype::kF32, at::kFloat},
+    {Dtype::kF64, at::kDouble}};
+
+}  // namespace
+
 at::DeviceType computing_device(at::Device device) {
   if (has_values(device)) return device.type();
   return DryRunScope::is_of_gpu() ? at::kCUDA : at::kCPU;
@@ -16,57 +26,15 @@ std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& integers) 
 }
 
 at::ScalarType to_scalar_type(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBool:
-      return at::kBool;
-    case Dtype::kU8:
-      return at::kByte;
-    case Dtype::kI8:
-      return at::kChar;
-    case Dtype::kI16:
-      return at::kShort;
-    case Dtype::kI32:
-      return at::kInt;
-    case Dtype::kI64:
-      return at::kLong;
-    case Dtype::kF16:
-      return at::kHalf;
-    case Dtype::kBF16:
-      return at::kBFloat16;
-    case Dtype::kF32:
-      return at::kFloat;
-    case Dtype::kF64:
-      return at::kDouble;
-  }
+  for (const auto& [ours, theirs] : kDtypesOfTorch)
+    if (ours == dtype) return theirs;
   throw std::logic_error("to_scalar_type: not a Dtype");
 }
 
 Dtype from_scalar_type(at::ScalarType type) {
-  switch (type) {
-    case at::kBool:
-      return Dtype::kBool;
-    case at::kByte:
-      return Dtype::kU8;
-    case at::kChar:
-      return Dtype::kI8;
-    case at::kShort:
-      return Dtype::kI16;
-    case at::kInt:
-      return Dtype::kI32;
-    case at::kLong:
-      return Dtype::kI64;
-    case at::kHalf:
-      return Dtype::kF16;
-    case at::kBFloat16:
-      return Dtype::kBF16;
-    case at::kFloat:
-      return Dtype::kF32;
-    case at::kDouble:
-      return Dtype::kF64;
-    default:
-      fail("dtype", "expected a bool, integer or float tensor, got {}: it cannot be stored",
-           c10::toString(type));
-  }
+  for (const auto& [ours, theirs] : kDtypesOfTorch)
+    if (theirs == type) return ours;
+  fail("dtype", "expected a bool, integer or float tensor, got {}: it cannot be stored", c10::toString(type));
 }
 
 at::ScalarType parse_compute_dtype(const std::string& name, std::string_view what) {

@@ -1,13 +1,18 @@
 #include "models/weights.h"
 
+#include <xxhash.h>
+
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <memory>
 #include <set>
 #include <vector>
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/files/mapped_file.h"
 #include "core/tensors.h"
 #include "core/text/some_of.h"
 #include "models/parts/init.h"
@@ -90,6 +95,25 @@ void freeze_convolution_weights(const ParameterList& parameters, at::ScalarType 
     if (value.dim() == 4) value = value.contiguous(at::MemoryFormat::ChannelsLast);
     parameter->value = value;
   }
+}
+
+std::string weights_fingerprint(const std::map<std::string, at::Tensor>& weights) {
+  constexpr int64_t kHashedAtOnce = 1 << 20;
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  for (const auto& [key, value] : weights) {
+    XXH3_64bits_update(state.get(), key.data(), key.size());
+    XXH3_64bits_update(state.get(), value.sizes().data(), value.sizes().size() * sizeof(int64_t));
+    const at::Tensor values = value.flatten();
+    for (int64_t first = 0; first < values.numel(); first += kHashedAtOnce) {
+      const at::Tensor part = values.narrow(0, first, std::min(kHashedAtOnce, values.numel() - first));
+      const at::Tensor as_f32 = part.to(at::kCPU, at::kFloat);
+      XXH3_64bits_update(state.get(), as_f32.const_data_ptr(), as_f32.nbytes());
+      MappedFile::release({static_cast<const std::byte*>(part.const_data_ptr()), part.nbytes()});
+    }
+  }
+  return fmt::format("xxh3:{:016x}", XXH3_64bits_digest(state.get()));
 }
 
 }  // namespace kiln

@@ -20,6 +20,10 @@ void load_weights(const ParameterList& parameters, const std::map<std::string, a
 void load_weights(const Denoiser& denoiser, const std::map<std::string, at::Tensor>& weights,
                   const std::string& source);
 
+// Returns "xxh3:..." of keys, shapes and f32 values in the order of keys. Keeps little of a mapped file in
+// memory.
+std::string weights_fingerprint(const std::map<std::string, at::Tensor>& weights);
+
 // Casts the weights and makes those of convolutions channels-last, as channels-last activations take them.
 // For models that are no longer trained.
 void freeze_convolution_weights(const ParameterList& parameters, at::ScalarType compute_dtype);

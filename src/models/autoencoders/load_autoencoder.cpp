@@ -1,7 +1,5 @@
 #include "models/autoencoders/autoencoder.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -104,21 +102,11 @@ const AutoencoderClass& class_of(const json& config, const fs::path& weights) {
        weights.string(), name);
 }
 
-// Returns XXH3 of keys, shapes and f32 values in the order of keys. It is the same for both key generations,
-// for folders and for single files.
-std::string weights_fingerprint(const ParameterList& parameters) {
-  std::map<std::string, at::Tensor> sorted;
-  for (const auto& parameter : parameters) sorted.emplace(parameter->key, parameter->value);
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
-                                                                              XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  for (const auto& [key, value] : sorted) {
-    const at::Tensor values = value.to(at::kCPU, at::kFloat).contiguous();
-    XXH3_64bits_update(state.get(), key.data(), key.size());
-    XXH3_64bits_update(state.get(), values.sizes().data(), values.sizes().size() * sizeof(int64_t));
-    XXH3_64bits_update(state.get(), values.const_data_ptr(), values.nbytes());
-  }
-  return fmt::format("xxh3:{:016x}", XXH3_64bits_digest(state.get()));
+// It is the same for both key generations, for folders and for single files.
+std::string fingerprint_of(const ParameterList& parameters) {
+  WeightMap weights;
+  for (const auto& parameter : parameters) weights.emplace(parameter->key, parameter->value);
+  return weights_fingerprint(weights);
 }
 
 }  // namespace
@@ -173,7 +161,7 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
     fail("autoencoder", "{} has no encoder: give the whole autoencoder, not its decoder alone",
          weights_path.string());
   load_weights(autoencoder->parameters(), weights, weights_path.string());
-  autoencoder->fingerprint = weights_fingerprint(autoencoder->parameters());
+  autoencoder->fingerprint = fingerprint_of(autoencoder->parameters());
   autoencoder->freeze_weights();
   std::unique_ptr<Autoencoder> on_meta;
   if (tiling.when == Tiling::When::kNoRoom) {

@@ -1,9 +1,7 @@
 #include "models/text/text_registry.h"
 
-#include <fmt/ranges.h>
-#include <xxhash.h>
-
 #include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -84,27 +82,6 @@ fs::path weights_path_in(const fs::path& folder) {
   fail("text",
        "{} holds no weights: expected model.safetensors, model.safetensors.index.json or pytorch_model.bin",
        folder.string());
-}
-
-constexpr int64_t kHashedAtOnce = 1 << 20;
-
-// Returns XXH3 of keys, shapes and f32 values in the order of keys. Keeps little of a mapped file in memory.
-std::string weights_fingerprint(const Weights& weights) {
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
-                                                                              XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  for (const auto& [key, value] : weights) {
-    XXH3_64bits_update(state.get(), key.data(), key.size());
-    XXH3_64bits_update(state.get(), value.sizes().data(), value.sizes().size() * sizeof(int64_t));
-    const at::Tensor values = value.flatten();
-    for (int64_t first = 0; first < values.numel(); first += kHashedAtOnce) {
-      const at::Tensor part = values.narrow(0, first, std::min(kHashedAtOnce, values.numel() - first));
-      const at::Tensor as_f32 = part.to(at::kFloat);
-      XXH3_64bits_update(state.get(), as_f32.const_data_ptr(), as_f32.nbytes());
-      MappedFile::release({static_cast<const std::byte*>(part.const_data_ptr()), part.nbytes()});
-    }
-  }
-  return fmt::format("xxh3:{:016x}", XXH3_64bits_digest(state.get()));
 }
 
 // True for weights of matrix products. Tables and norms stay f32, as autocast leaves them. A table's key
