@@ -38,21 +38,26 @@ void will_need(const std::byte* data, int64_t num_bytes) {
 
 class MappedFeatureStore : public FeatureStore {
  public:
-  explicit MappedFeatureStore(const std::string& folder) : folder_(folder) {
-    info_ = read_store_info(folder);
-    if (!info_.complete) {
-      fail("feature store",
-           "expected a complete store, got one with {} samples ({}): run the command that began it again",
-           info_.num_samples, folder);
-    }
-    if (info_.num_samples == 0) fail("feature store", "expected samples, got none ({})", folder);
+  explicit MappedFeatureStore(JoinedParts joined) : joined_(std::move(joined)) {
+    info_ = joined_.info;
     int64_t first = 0;
-    for (const auto& shard : info_.shards) {
-      shards_.push_back(open_shard(folder, info_, shard));
-      first_ids_.push_back(first);
-      first += shard.num_samples;
+    for (const StorePart& part : joined_.parts) {
+      if (!part.info.complete) {
+        fail("feature store",
+             "expected a complete store, got one with {} samples ({}): run the command that began it again",
+             part.info.num_samples, part.folder);
+      }
+      if (part.info.num_samples == 0) fail("feature store", "expected samples, got none ({})", part.folder);
+      for (const auto& shard : part.info.shards) {
+        shards_.push_back(open_shard(part.folder, part.info, shard));
+        first_ids_.push_back(first);
+        first += shard.num_samples;
+      }
     }
   }
+
+  std::vector<SampleLane> sample_lanes() const override { return joined_.lanes; }
+  std::vector<SampleSource> sources() const override { return joined_.sources; }
 
   void read_mean(std::span<const int64_t> ids, std::span<const uint8_t> flips,
                  std::span<float> out) const override {
@@ -67,7 +72,7 @@ class MappedFeatureStore : public FeatureStore {
     const int64_t size = elements_per_sample(ids, 0, out.size());
     for (size_t i = 0; i < ids.size(); ++i) {
       const Place at = place(ids[i], size, StoreShard::kMean);
-      latents_to_bf16(info_.dtype, at.shard->latents(StoreShard::kMean, at.index, 0),
+      latents_to_bf16(at.shard->dtype(), at.shard->latents(StoreShard::kMean, at.index, 0),
                       out.subspan(i * size, size));
     }
   }
@@ -108,7 +113,7 @@ class MappedFeatureStore : public FeatureStore {
   Place place(int64_t id) const {
     if (id < 0 || id >= info_.num_samples) {
       fail("feature store", "expected a sample from 0 to {}, got {} ({})", info_.num_samples - 1, id,
-           folder_);
+           joined_.parts.front().folder);
     }
     const size_t shard = shard_of(id);
     return {shards_[shard].get(), id - first_ids_[shard]};
@@ -138,12 +143,12 @@ class MappedFeatureStore : public FeatureStore {
       if (flip >= info_.num_flips)
         throw std::logic_error("feature store: this store has no mirrored samples");
       const Place at = place(ids[i], size, part);
-      latents_to_f32(info_.dtype, at.shard->latents(part, at.index, flip), out.subspan(i * size, size));
+      latents_to_f32(at.shard->dtype(), at.shard->latents(part, at.index, flip), out.subspan(i * size, size));
     }
   }
 
-  std::string folder_;
-  std::vector<std::unique_ptr<StoreShard>> shards_;
+  const JoinedParts joined_;
+  std::vector<std::unique_ptr<StoreShard>> shards_;  // of all parts
   std::vector<int64_t> first_ids_;
 };
 
@@ -189,7 +194,12 @@ std::shared_ptr<FeatureStore> FeatureStore::open(const std::string& folder, bool
            read_store_info(folder).shards.size(), folder, problems.front());
     }
   }
-  return std::make_shared<MappedFeatureStore>(folder);
+  const StoreInfo info = read_store_info(folder);
+  return join({.info = info, .parts = {{folder, info}}, .lanes = info.sample_lanes(), .sources = {}});
+}
+
+std::shared_ptr<FeatureStore> FeatureStore::join(JoinedParts parts) {
+  return std::make_shared<MappedFeatureStore>(std::move(parts));
 }
 
 std::vector<std::string> find_store_problems(const std::string& folder,

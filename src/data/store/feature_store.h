@@ -18,6 +18,19 @@ struct SampleSource {
   int64_t first = 0, count = 0;
 };
 
+// A store and its folder.
+struct StorePart {
+  std::string folder;
+  StoreInfo info;
+};
+// Parts whose samples follow each other as those of one store.
+struct JoinedParts {
+  StoreInfo info;  // of all of them; its shards are those of the parts in order
+  std::vector<StorePart> parts;
+  std::vector<SampleLane> lanes;
+  std::vector<SampleSource> sources;
+};
+
 // Read access to a feature store. Sample i has mean (flips, C, h, w), logvar likewise, a label, a caption and
 // a name. Thread-safe.
 class FeatureStore {
@@ -25,6 +38,7 @@ class FeatureStore {
   // Throws Error: not a store, unfinished, newer version, missing or truncated shard. `verify` also checks
   // every checksum, and the values for NaN.
   static std::shared_ptr<FeatureStore> open(const std::string& folder, bool verify = false);
+  static std::shared_ptr<FeatureStore> join(JoinedParts parts);
   virtual ~FeatureStore() = default;
   const StoreInfo& info() const { return info_; }
   int64_t size() const { return info_.num_samples; }

@@ -27,6 +27,7 @@ StoreShard::StoreShard(std::unique_ptr<TensorFile> file, const StoreInfo& info, 
                        const std::string& where)
     : file_(std::move(file)),
       where_(where),
+      dtype_(info.dtype),
       num_samples_(shard.num_samples),
       num_flips_(info.num_flips),
       latent_elements_(info.latent_size(shard.lane)),

@@ -34,6 +34,7 @@ class StoreShard {
     if (!image_hw_) return {};
     return {image_hw_[2 * index], image_hw_[2 * index + 1]};
   }
+  Dtype dtype() const { return dtype_; }  // of mean and logvar
   int64_t latent_elements() const { return latent_elements_; }
   int64_t sample_bytes() const { return num_flips_ * latent_bytes_; }  // of its mean, or of its logvar
   // Compares the bytes of a part of a sample with their checksum, at the first call for that part. Throws
@@ -57,6 +58,7 @@ class StoreShard {
 
   std::unique_ptr<TensorFile> file_;
   std::string where_;
+  Dtype dtype_;
   int64_t num_samples_, num_flips_, latent_elements_, latent_bytes_;
   std::array<const std::byte*, 2> parts_{};
   const int64_t* labels_ = nullptr;

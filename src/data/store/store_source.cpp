@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <stdexcept>
 
 #include "core/error.h"
 
@@ -69,91 +68,6 @@ std::vector<SampleLane> join_lanes(const std::vector<Part>& parts, size_t num_la
   return joined;
 }
 
-class JoinedStore : public FeatureStore {
- public:
-  JoinedStore(std::span<const StoreSource> sources, std::vector<Part> parts) : parts_(std::move(parts)) {
-    info_ = join_infos(parts_);
-    for (const Part& part : parts_) stores_.push_back(FeatureStore::open(part.folder));
-    auto part = parts_.begin();
-    for (const StoreSource& source : sources) {
-      SampleSource samples{.name = source.store, .first = part->first};
-      for (size_t i = 0; i < source.parts().size(); ++i) samples.count += (part++)->info.num_samples;
-      sources_.push_back(std::move(samples));
-    }
-  }
-
-  std::vector<SampleLane> sample_lanes() const override { return join_lanes(parts_, info_.lanes.size()); }
-  std::vector<SampleSource> sources() const override {
-    return sources_.size() > 1 ? sources_ : std::vector<SampleSource>();
-  }
-
-  void read_mean(std::span<const int64_t> ids, std::span<const uint8_t> flips,
-                 std::span<float> out) const override {
-    each(ids, flips, out, [](const FeatureStore& store, auto... one) { store.read_mean(one...); });
-  }
-  void read_logvar(std::span<const int64_t> ids, std::span<const uint8_t> flips,
-                   std::span<float> out) const override {
-    each(ids, flips, out, [](const FeatureStore& store, auto... one) { store.read_logvar(one...); });
-  }
-  void read_mean_bf16(std::span<const int64_t> ids, std::span<uint16_t> out) const override {
-    each(ids, {}, out,
-         [](const FeatureStore& store, std::span<const int64_t> id, std::span<const uint8_t>,
-            std::span<uint16_t> values) { store.read_mean_bf16(id, values); });
-  }
-  void prefetch(std::span<const int64_t> ids) const override {
-    for (const int64_t id : ids) {
-      const Place at = place(id);
-      at.store->prefetch({&at.id, 1});
-    }
-  }
-  int64_t label(int64_t id) const override { return at(id, &FeatureStore::label); }
-  std::string caption(int64_t id) const override { return at(id, &FeatureStore::caption); }
-  std::string sample_name(int64_t id) const override { return at(id, &FeatureStore::sample_name); }
-  int64_t lane(int64_t id) const override {
-    const Place at = place(id);
-    return at.part->lanes[static_cast<size_t>(at.store->lane(at.id))];
-  }
-  std::array<int64_t, 2> image_hw(int64_t id) const override { return at(id, &FeatureStore::image_hw); }
-
- private:
-  struct Place {
-    const Part* part;
-    const FeatureStore* store;
-    int64_t id;  // in that store
-  };
-  Place place(int64_t id) const {
-    if (id < 0 || id >= info_.num_samples)
-      fail("feature store", "expected a sample from 0 to {}, got {}", info_.num_samples - 1, id);
-    const auto after = std::ranges::upper_bound(parts_, id, {}, &Part::first);
-    const auto index = static_cast<size_t>(after - parts_.begin() - 1);
-    return {&parts_[index], stores_[index].get(), id - parts_[index].first};
-  }
-  template <class Result>
-  Result at(int64_t id, Result (FeatureStore::*what)(int64_t) const) const {
-    const Place at = place(id);
-    return (at.store->*what)(at.id);
-  }
-  // Reads sample by sample, because the next one may belong to another part.
-  template <class T, class Read>
-  void each(std::span<const int64_t> ids, std::span<const uint8_t> flips, std::span<T> out,
-            const Read& read) const {
-    if (ids.empty()) return;
-    if (out.size() % ids.size() != 0 || (!flips.empty() && flips.size() != ids.size()))
-      throw std::logic_error("feature store: ids, flips and output differ in size");
-    const size_t values = out.size() / ids.size();
-    for (size_t i = 0; i < ids.size(); ++i) {
-      const Place at = place(ids[i]);
-      read(*at.store, std::span<const int64_t>(&at.id, 1),
-           flips.empty() ? flips : std::span<const uint8_t>(flips.subspan(i, 1)),
-           out.subspan(i * values, values));
-    }
-  }
-
-  std::vector<Part> parts_;
-  std::vector<std::shared_ptr<FeatureStore>> stores_;
-  std::vector<SampleSource> sources_;
-};
-
 // Throws the Error that says why two stores cannot be one data set.
 [[noreturn]] void refuse(const std::string& other, const std::string& first, const std::string& what,
                          const std::string& theirs, const std::string& ours) {
@@ -213,7 +127,16 @@ void require_same_features(const StoreInfo& first, const std::string& first_name
 std::shared_ptr<FeatureStore> open_sources(std::span<const StoreSource> sources) {
   std::vector<Part> parts = read_parts(sources);
   if (parts.size() == 1) return FeatureStore::open(parts.front().folder);
-  return std::make_shared<JoinedStore>(sources, std::move(parts));
+  JoinedParts joined{.info = join_infos(parts), .parts = {}, .lanes = {}, .sources = {}};
+  joined.lanes = join_lanes(parts, joined.info.lanes.size());
+  auto part = parts.begin();
+  for (const StoreSource& source : sources) {
+    SampleSource samples{.name = source.store, .first = part->first};
+    for (size_t i = 0; i < source.parts().size(); ++i) samples.count += (part++)->info.num_samples;
+    if (sources.size() > 1) joined.sources.push_back(std::move(samples));
+  }
+  for (Part& each : parts) joined.parts.push_back({std::move(each.folder), std::move(each.info)});
+  return FeatureStore::join(std::move(joined));
 }
 
 StoreInfo read_sources_info(std::span<const StoreSource> sources) {
