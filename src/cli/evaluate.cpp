@@ -3,6 +3,9 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "core/error.h"
@@ -17,61 +20,43 @@ namespace {
 
 // Adds the options for how a run's samples are drawn, as in `kiln sample`.
 void add_sampling_options(CLI::App* command, SampleCommand& sampling) {
-  const std::string group = "Samples of a run";
-  command
-      ->add_option("--cfg-scale", sampling.cfg_scale,
-                   "Classifier-free guidance; 1 = off (default: as the model is published)")
-      ->group(group);
-  command
-      ->add_option("--guidance-interval", sampling.guidance_interval,
-                   "LO:HI: guide only within these shares of the schedule")
-      ->group(group);
-  command
-      ->add_option("--sampler", sampling.sampler,
-                   fmt::format("{} (default: as the model is published)", fmt::join(sampler_names(), " | ")))
-      ->group(group);
-  command
-      ->add_option("--num-sampling-steps", sampling.num_sampling_steps,
-                   "Steps of the sampler (default: as the model is published)")
-      ->group(group);
-  command
-      ->add_option("--prompts", sampling.prompts_file,
-                   "File with one prompt per line, drawn in turn (default: captions that the run holds out "
-                   "for validation, else those of its training data)")
-      ->group(group);
+  const std::vector<CLI::Option*> others = command->get_options();
+  command->add_option("--cfg-scale", sampling.cfg_scale,
+                      "Classifier-free guidance; 1 = off (default: as the model is published)");
+  command->add_option("--guidance-interval", sampling.guidance_interval,
+                      "LO:HI: guide only within these shares of the schedule");
+  command->add_option(
+      "--sampler", sampling.sampler,
+      fmt::format("{} (default: as the model is published)", fmt::join(sampler_names(), " | ")));
+  command->add_option("--num-sampling-steps", sampling.num_sampling_steps,
+                      "Steps of the sampler (default: as the model is published)");
+  command->add_option(
+      "--prompts", sampling.prompts_file,
+      "File with one prompt per line, drawn in turn (default: captions that the run holds out "
+      "for validation, else those of its training data)");
   command->add_option("--prompt", sampling.prompts, "What to draw, in words; several are drawn in turn")
-      ->allow_extra_args(false)  // the next argument may be the run
-      ->group(group);
-  command->add_option("--negative-prompt", sampling.negative_prompt, "What guidance moves away from")
-      ->group(group);
-  command
-      ->add_option("--text-encoder", sampling.text_encoder,
-                   "Folder of the text encoder and its tokenizer (default: the run's)")
-      ->group(group);
-  command->add_option("--seed", sampling.seed, "Seed of the samples")->check(not_negative())->group(group);
-  command->add_flag("--random-labels", sampling.random_labels, "Draw classes at random instead of in turn")
-      ->group(group);
-  command
-      ->add_option("--ema-decay", sampling.ema_decay,
-                   "Use the weight average of this decay (default: the first)")
-      ->group(group);
-  command->add_flag("--no-ema", sampling.no_ema, "Use the trained weights, not their average")->group(group);
-  command
-      ->add_option("--autoencoder", sampling.autoencoder,
-                   "Autoencoder that decodes the latents (default: the run's)")
-      ->group(group);
-  command
-      ->add_option("--base", sampling.base,
-                   "Weights that the run's adapter was trained on (default: the path that the run names)")
-      ->group(group);
-  command
-      ->add_flag("--anyway", sampling.anyway,
-                 "Draw even with another autoencoder, text encoder, tokenizer, schedule or base than the run "
-                 "was trained with")
-      ->group(group);
-  command->add_option("--sample-batch", sampling.batch, "Images drawn at a time")->group(group);
-  command->add_option("--compute-dtype", sampling.compute_dtype, "f32 | bf16 | fp16")->group(group);
-  command->add_flag("--tf32", sampling.tf32, "CUDA: compute f32 products in TF32")->group(group);
+      ->allow_extra_args(false);  // the next argument may be the run
+  command->add_option("--negative-prompt", sampling.negative_prompt, "What guidance moves away from");
+  command->add_option("--text-encoder", sampling.text_encoder,
+                      "Folder of the text encoder and its tokenizer (default: the run's)");
+  command->add_option("--seed", sampling.seed, "Seed of the samples")->check(not_negative());
+  command->add_flag("--random-labels", sampling.random_labels, "Draw classes at random instead of in turn");
+  command->add_option("--ema-decay", sampling.ema_decay,
+                      "Use the weight average of this decay (default: the first)");
+  command->add_flag("--no-ema", sampling.no_ema, "Use the trained weights, not their average");
+  command->add_option("--autoencoder", sampling.autoencoder,
+                      "Autoencoder that decodes the latents (default: the run's)");
+  command->add_option("--base", sampling.base,
+                      "Weights that the run's adapter was trained on (default: the path that the run names)");
+  command->add_flag(
+      "--anyway", sampling.anyway,
+      "Draw even with another autoencoder, text encoder, tokenizer, schedule or base than the run "
+      "was trained with");
+  command->add_option("--sample-batch", sampling.batch, "Images drawn at a time");
+  command->add_option("--compute-dtype", sampling.compute_dtype, "f32 | bf16 | fp16");
+  command->add_flag("--tf32", sampling.tf32, "CUDA: compute f32 products in TF32");
+  for (CLI::Option* option : command->get_options())
+    if (std::ranges::find(others, option) == others.end()) option->group("Samples of a run");
 }
 
 // Draws a run's pictures for captions of its own data unless prompts are given. The first rank says which.

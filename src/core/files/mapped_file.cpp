@@ -119,6 +119,12 @@ void MappedFile::fetch(std::span<const std::byte> bytes) {
     static_cast<void>(*reinterpret_cast<const volatile std::byte*>(std::max(page, begin)));
 }
 
+void MappedFile::prefetch(std::span<const std::byte> bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data()), end = begin + bytes.size();
+  const std::uintptr_t first = begin / page_bytes() * page_bytes();
+  if (end > first) ::madvise(reinterpret_cast<void*>(first), end - first, MADV_WILLNEED);
+}
+
 void MappedFile::release(std::span<const std::byte> bytes) {
   if (!mappings().contains(bytes)) return;
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data()), end = begin + bytes.size();

@@ -21,6 +21,8 @@ class MappedFile {
   // wholly in `bytes`; they are read again when touched. REQUIRES: nobody has written to them. Both ignore
   // bytes that belong to no MappedFile. Thread-safe.
   static void fetch(std::span<const std::byte> bytes);
+  // Starts to read the pages of `bytes` and does not wait for them.
+  static void prefetch(std::span<const std::byte> bytes);
   static void release(std::span<const std::byte> bytes);
 
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }

@@ -1,8 +1,5 @@
 #include "data/store/feature_store.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 
@@ -26,14 +23,6 @@ std::unique_ptr<StoreShard> open_shard(const std::string& folder, const StoreInf
     fail("feature store", "shard {} is missing ({}): copy it there, or extract again", shard.file, folder);
   }
   return std::make_unique<StoreShard>(open_safetensors(path), info, shard, path);
-}
-
-// Starts reading the pages of a mapped range.
-void will_need(const std::byte* data, int64_t num_bytes) {
-  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(data) & ~(page - 1);
-  ::madvise(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(data) + num_bytes - begin,
-            MADV_WILLNEED);
 }
 
 class MappedFeatureStore : public FeatureStore {
@@ -79,9 +68,10 @@ class MappedFeatureStore : public FeatureStore {
   void prefetch(std::span<const int64_t> ids) const override {
     for (const int64_t id : ids) {
       const Place at = place(id);
-      const int64_t bytes = at.shard->sample_bytes();
-      will_need(at.shard->latents(StoreShard::kMean, at.index, 0), bytes);
-      if (info_.has_logvar) will_need(at.shard->latents(StoreShard::kLogvar, at.index, 0), bytes);
+      const auto bytes = static_cast<size_t>(at.shard->sample_bytes());
+      MappedFile::prefetch({at.shard->latents(StoreShard::kMean, at.index, 0), bytes});
+      if (info_.has_logvar)
+        MappedFile::prefetch({at.shard->latents(StoreShard::kLogvar, at.index, 0), bytes});
     }
   }
   int64_t label(int64_t id) const override {

@@ -1,8 +1,5 @@
 #include "data/text_store/text_store.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -90,14 +87,8 @@ class MappedTextStore : public TextStore {
   }
 
   void prefetch(std::span<const int64_t> entries) const override {
-    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    for (const int64_t entry : entries) {
-      // Not rows(), which would wait for them.
-      const std::span<const std::byte> bytes = shard_of(entry).rows(entry % info_.entries_per_shard);
-      const auto begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
-      const auto end = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
-      if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
-    }
+    for (const int64_t entry : entries)  // not rows(), which would wait for them
+      MappedFile::prefetch(shard_of(entry).rows(entry % info_.entries_per_shard));
   }
 
  private:
@@ -140,24 +131,19 @@ class JoinedText : public TextStore {
     return std::span(entries_).subspan(offsets_[i], offsets_[i + 1] - offsets_[i]);
   }
   std::span<const float> weights(int64_t sample) const override {
-    const Place at = place(first_samples_, sample);
-    return stores_[at.store]->weights(at.index);
+    return of_store(first_samples_, sample, &TextStore::weights);
   }
   std::span<const uint8_t> kinds(int64_t sample) const override {
-    const Place at = place(first_samples_, sample);
-    return stores_[at.store]->kinds(at.index);
+    return of_store(first_samples_, sample, &TextStore::kinds);
   }
   int64_t num_rows(int64_t entry) const override {
-    const Place at = place(first_entries_, entry);
-    return stores_[at.store]->num_rows(at.index);
+    return of_store(first_entries_, entry, &TextStore::num_rows);
   }
   std::span<const std::byte> rows(int64_t entry) const override {
-    const Place at = place(first_entries_, entry);
-    return stores_[at.store]->rows(at.index);
+    return of_store(first_entries_, entry, &TextStore::rows);
   }
   std::string_view text(int64_t entry) const override {
-    const Place at = place(first_entries_, entry);
-    return stores_[at.store]->text(at.index);
+    return of_store(first_entries_, entry, &TextStore::text);
   }
   void prefetch(std::span<const int64_t> entries) const override {
     for (const int64_t entry : entries) {
@@ -177,6 +163,12 @@ class JoinedText : public TextStore {
     const auto after = std::ranges::upper_bound(firsts, index);
     const auto store = static_cast<size_t>(after - firsts.begin() - 1);
     return {store, index - firsts[store]};
+  }
+  template <class Result>
+  Result of_store(const std::vector<int64_t>& firsts, int64_t index,
+                  Result (TextStore::*what)(int64_t) const) const {
+    const Place at = place(firsts, index);
+    return (*stores_[at.store].*what)(at.index);
   }
   // The empty caption is the same in all stores and has one entry.
   int64_t joined_entry(size_t store, int64_t entry) const {
