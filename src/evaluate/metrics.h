@@ -6,9 +6,34 @@
 #include <string>
 #include <vector>
 
-#include "evaluate/statistics.h"
-
 namespace kiln {
+
+// Mean and covariance of a set of feature vectors, in f64 on the CPU.
+struct GaussianStatistics {
+  at::Tensor mu{};     // (D)
+  at::Tensor sigma{};  // (D, D), with N - 1 in the denominator
+  int64_t count = 0;   // N; 0 if not known (read from a file)
+};
+
+class FeatureStatistics {
+ public:
+  // Adds features (B, D) of any floating type and device. Throws Error if D differs from the first batch's.
+  void add(const at::Tensor& features);
+  void merge(const FeatureStatistics& other);
+  int64_t count() const { return count_; }
+  // Throws Error for fewer than two features.
+  GaussianStatistics finish() const;
+
+  // For the way between processes.
+  std::string to_bytes() const;
+  static FeatureStatistics from_bytes(const std::string& bytes);
+
+ private:
+  void add_moments(int64_t count, const at::Tensor& mean, const at::Tensor& scatter);
+
+  int64_t count_ = 0;
+  at::Tensor mean_, scatter_;  // scatter: the sum of (x - mean)(x - mean)^T
+};
 
 // Returns the Frechet distance of two Gaussians: |mu_a - mu_b|^2 + tr(A + B - 2 (A B)^(1/2)) (Heusel et al.
 // 2017). The trace of the root is the sum of the roots of the eigenvalues of S^T B S with A = S S^T. That

@@ -13,7 +13,7 @@
 #include "core/text/printable.h"
 #include "core/text/progress_line.h"
 #include "data/images/image_dataset.h"
-#include "data/store/skipped_pictures.h"
+#include "data/images/left_out_list.h"
 #include "data/store/store_parts.h"
 #include "data/store/store_source.h"
 #include "extract/picture_lanes.h"

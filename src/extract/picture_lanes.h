@@ -10,9 +10,9 @@
 
 #include "data/images/bucket_assignment.h"
 #include "data/images/image_dataset.h"
+#include "data/images/left_out_list.h"
 #include "data/store/data_shape.h"
 #include "data/store/sample_order.h"
-#include "data/store/skipped_pictures.h"
 #include "parallel/ranks/process_group.h"
 
 namespace kiln {

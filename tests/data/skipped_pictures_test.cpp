@@ -1,5 +1,5 @@
 // The list of pictures that an extraction left out: whole after every interruption.
-#include "data/store/skipped_pictures.h"
+#include "data/images/left_out_list.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Statistics of features that stream.
-#include "evaluate/statistics.h"
+#include "evaluate/metrics.h"
 
 #include <gtest/gtest.h>
 

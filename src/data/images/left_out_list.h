@@ -1,10 +1,14 @@
 // skipped.jsonl of a store or a run: the pictures that were left out, which resuming reads. Torch-free.
 #pragma once
 #include <cstdint>
+#include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_set>
 #include <vector>
+
+#include "data/images/image_dataset.h"
 
 namespace kiln {
 
@@ -45,5 +49,31 @@ nlohmann::json read_left_out(const std::string& path);
 // Makes a file ready for the stage that begins at `stage`: removes a torn line, the lines of later stages,
 // which a run that fell back trains anew, and if `begins` also those of this stage. Throws Error.
 void prepare_left_out(const std::string& path, int64_t stage, bool begins);
+
+// The pictures that an extraction left out.
+//
+// Writes a left_out_line() for each picture as it is left out. After an interruption the file is what it is
+// without one.
+class SkippedPictures {
+ public:
+  // Goes on behind what an interrupted extraction left in the folder, without a torn last line. There is no
+  // file before the first picture.
+  explicit SkippedPictures(const std::string& folder);
+  // Writes the line unless the picture has one. Throws Error.
+  void add(const SkippedPicture& picture);
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  std::unordered_set<std::string> names_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+// Returns the whole lines of a folder's file, in order; empty without one.
+std::vector<SkippedPicture> read_skipped(const std::string& folder);
+// Writes the lines of all parts to `folder`, if there are any. Throws Error.
+void join_skipped(const std::string& folder, const std::vector<std::string>& parts);
 
 }  // namespace kiln

@@ -7,6 +7,7 @@
 #include "core/files/atomic_file.h"
 #include "core/files/mapped_file.h"
 #include "data/store/skipped_pictures.h"
+#include "data/images/left_out_list.h"
 
 namespace kiln {
 namespace {

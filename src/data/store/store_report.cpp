@@ -10,7 +10,7 @@
 #include "core/text/printable.h"
 #include "core/text/progress_line.h"
 #include "core/text/utf8.h"
-#include "data/store/skipped_pictures.h"
+#include "data/images/left_out_list.h"
 #include "data/store/store_source.h"
 #include "data/text_store/text_store.h"
 
