@@ -1,5 +1,5 @@
-// Text encoders turn token ids into features, without work on padding. A new one is one file pair here and
-// one row of the registry (text_registry.cpp).
+// Text encoders turn token ids into features, without work on padding. A new one is one source here, its
+// declaration in encoders.h and one row of the registry (text_registry.cpp).
 #pragma once
 #include <ATen/core/Tensor.h>
 
