@@ -25,7 +25,7 @@ bool is_computed(const Parameter& parameter) {
   return !parameter.trainable && parameter.init.kind == Init::Kind::kValue;
 }
 
-std::string shape_text(const at::Tensor& tensor) {
+std::string sizes_text(const at::Tensor& tensor) {
   return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
 }
 
@@ -64,8 +64,8 @@ void load_weights(const ParameterList& parameters, const std::map<std::string, a
     if (found == weights.end()) {
       if (!is_computed(*parameter)) missing.push_back(parameter->key);
     } else if (found->second.sizes() != parameter->value.sizes()) {
-      wrong.push_back(fmt::format("{} is {}, expected {}", parameter->key, shape_text(found->second),
-                                  shape_text(parameter->value)));
+      wrong.push_back(fmt::format("{} is {}, expected {}", parameter->key, sizes_text(found->second),
+                                  sizes_text(parameter->value)));
     }
   }
   for (const auto& [key, tensor] : weights)
