@@ -1,4 +1,4 @@
-#include "plan/price/decoding.h"
+#include "plan/price/machine_profile.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "plan/price/disks.h"
+#include "plan/price/machine_profile.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

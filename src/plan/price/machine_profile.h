@@ -3,19 +3,88 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/dry_run.h"
-#include "plan/price/decoding.h"
-#include "plan/price/disks.h"
+#include "data/images/image_header.h"
 #include "plan/price/machine_clock.h"
-#include "plan/price/operation_table.h"
+#include "step/span.h"
 
 namespace kiln {
+
+// The speed of the disks that a run reads from and offloads to.
+struct DiskSpeed {
+  std::string folder;       // where it was measured
+  std::string file_system;  // "ext4", "NFS"; empty: not known
+  double read_bytes_per_s = 0;
+  double write_bytes_per_s = 0;  // 0: not known
+};
+
+// Reads up to 256 MiB of the files below `path` that the system does not keep in memory, for at most about 5
+// seconds. With `may_write` also writes a file there and reads it back, which takes as long again; it has no
+// name while it is there. A speed of which too little could be measured is 0.
+DiskSpeed measure_disk(const std::string& path, bool may_write);
+// Returns the one whose reading was measured on the file system of `path`; null: none, or the path does not
+// exist here.
+const DiskSpeed* disk_of(const std::vector<DiskSpeed>& disks, const std::string& path);
+
+// Seconds that one thread takes to read a picture: a fixed part and one for each pixel.
+struct PictureRate {
+  double fixed_s = 0, pixel_s = 0;
+  double seconds(double pixels) const { return fixed_s + pixels * pixel_s; }
+};
+
+struct DecodingRates {
+  std::map<PictureFormat, PictureRate> formats{};  // decoding, of pixels as stored
+  PictureRate halve{};  // halving a picture of twice the wanted sides or more, of its pixels
+  PictureRate crop{};   // resizing, cropping and conversion to values, of the pixels that are resized
+  bool is_measured = false;
+
+  // Returns the seconds from a file in memory to an autoencoder's input: a square of this side, or if that is
+  // 0 a bucket, for which nothing is halved.
+  double seconds(const ImageHeader& picture, int64_t square) const;
+};
+
+// Those of one core of a server's processor: decoding and halving of photographs as measured in
+// benchmarks/results/picture-formats_* (JPEG of quality 90, PNG of zlib's usual level, lossy WebP of quality
+// 90), and crops as measure_decoding() finds them there.
+DecodingRates builtin_decoding();
+
+// Measures one thread on this machine with pictures that have the spectrum of photographs. Takes about a
+// second.
+DecodingRates measure_decoding();
+
+std::string dtype_text(c10::ScalarType dtype);  // "bf16"
+// "kiln::affine bf16": the key of MachineProfile::rates and of the table.
+std::string rate_key(const std::string& op_name, c10::ScalarType dtype);
+
+// Measured seconds of operations in their exact shapes. A machine's prices start from them, before any model
+// of how time grows with work. The seconds are averages of one operation within real steps. They leave out
+// the time between two operations (MachineProfile::op_overhead_s), and are at the speed that the machine had
+// when its clock was read.
+class OperationTable {
+ public:
+  bool empty() const { return seconds_.empty(); }
+  size_t size() const;
+  std::optional<double> seconds(const OpRecord& op) const;
+  void set(const OpRecord& op, double seconds);
+
+  // {"OPERATION DTYPE": [[flops, bytes, m, n, k, seconds], ...]}.
+  nlohmann::json to_json() const;
+  // Throws Error naming the operation whose entry is not such a list or whose time is not positive.
+  static OperationTable from_json(const nlohmann::json& json);
+
+ private:
+  using Shape = std::array<double, 5>;  // flops, bytes, m, n, k
+  static Shape shape_of(const OpRecord& op);
+  std::map<std::string, std::map<Shape, double>, std::less<>> seconds_;  // by rate_key
+};
 
 // Measured seconds of an operation at one amount of work.
 struct RatePoint {

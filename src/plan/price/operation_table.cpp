@@ -1,4 +1,4 @@
-#include "plan/price/operation_table.h"
+#include "plan/price/machine_profile.h"
 
 #include <cmath>
 
