@@ -325,7 +325,6 @@ class FailingStore : public FeatureStore {
     std::fill(out.begin(), out.end(), 1.0f);
   }
   void read_logvar(std::span<const int64_t>, std::span<const uint8_t>, std::span<float>) const override {}
-  void read_mean_bf16(std::span<const int64_t>, std::span<uint16_t>) const override {}
   void prefetch(std::span<const int64_t>) const override {}
   int64_t label(int64_t) const override { return 0; }
   std::string caption(int64_t) const override { return ""; }

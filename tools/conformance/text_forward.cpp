@@ -12,12 +12,21 @@
 namespace kiln::conformance {
 namespace {
 
+// Converts ids (B, L) to rows. In mask (B, L) 1 is a token, and padding stays as rows that nobody attends to;
+// undefined: all are tokens.
+TokenRows token_rows_of(const at::Tensor& ids, const at::Tensor& mask) {
+  TokenRows tokens{.ids = ids.flatten(), .host_offsets = {0}};
+  for (int64_t b = 1; b <= ids.size(0); ++b) tokens.host_offsets.push_back(b * ids.size(1));
+  if (mask.defined()) tokens.counts = mask.flatten().to(at::kBool);
+  return tokens;
+}
+
 TokenRows read_tokens(const Inputs& inputs) {
   const at::Tensor ids = inputs.get_integers("input_ids", {-1, -1});
   if (ids.numel() == 0) fail("forward", "expected at least one token in {}", inputs.path());
   at::Tensor mask;
   if (inputs.has("attention_mask")) mask = inputs.get_integers("attention_mask", ids.sizes()) != 0;
-  TokenRows tokens = token_rows_of(ids, mask, /*keeps_padding=*/true);
+  TokenRows tokens = token_rows_of(ids, mask);
   if (inputs.has("token_type_ids"))
     tokens.types = inputs.get_integers("token_type_ids", ids.sizes()).flatten();
   return tokens;
@@ -33,13 +42,12 @@ Tensors after_shared_prefix(const TextEncoder& encoder, const Inputs& inputs) {
     fail("forward", "expected shared_tokens of 1 to {}, got {}", ids.size(1) - 1, shared);
   TokenPrefix prefix;
   const at::Tensor before = ids.narrow(0, 0, 1).narrow(1, 0, shared);
-  const at::Tensor first =
-      encoder.encode_batch({.tokens = token_rows_of(before, {}, true), .fills = &prefix});
+  const at::Tensor first = encoder.encode_batch({.tokens = token_rows_of(before, {}), .fills = &prefix});
   at::Tensor mask;
   if (inputs.has("attention_mask"))
     mask = inputs.get_integers("attention_mask", ids.sizes()).narrow(1, shared, ids.size(1) - shared) != 0;
   const at::Tensor rest = ids.narrow(1, shared, ids.size(1) - shared);
-  const at::Tensor rows = encoder.encode_batch({.tokens = token_rows_of(rest, mask, true), .after = &prefix});
+  const at::Tensor rows = encoder.encode_batch({.tokens = token_rows_of(rest, mask), .after = &prefix});
   return {{"last_hidden_state", at::cat({first.unsqueeze(0).expand({ids.size(0), -1, -1}),
                                          rows.view({ids.size(0), -1, rows.size(1)})},
                                         1)}};

@@ -36,9 +36,7 @@ enum class Resampling { kBicubic, kLanczos };
 // not.
 Image cover_crop(const Image& image, int64_t height, int64_t width,
                  Resampling resampling = Resampling::kBicubic);
-Image flip_horizontal(const Image& image);
 Image resize_bicubic(const Image& image, int64_t height, int64_t width);  // Pillow's BICUBIC, antialiased
-Image resize_box(const Image& image, int64_t height, int64_t width);      // Pillow's BOX, antialiased
 
 // What a PNG file says of itself: keywords (ASCII, up to 79 bytes) and texts (UTF-8). png_texts() reads them.
 using PngTexts = std::vector<std::pair<std::string, std::string>>;

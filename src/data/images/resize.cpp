@@ -190,10 +190,6 @@ Image resize_bicubic(const Image& image, int64_t height, int64_t width) {
   return resize(image, kBicubic, height, width);
 }
 
-Image resize_box(const Image& image, int64_t height, int64_t width) {
-  return resize(image, kBox, height, width);
-}
-
 Image center_crop(const Image& image, int64_t size) {
   if (size < 1 || image.height < 1 || image.width < 1)
     fail("center_crop", "expected positive sizes, got {} x {} to {}", image.width, image.height, size);
@@ -228,15 +224,6 @@ Image cover_crop(const Image& image, int64_t height, int64_t width, Resampling r
     return image;
   return resize_window(image, resampling == Resampling::kLanczos ? kLanczos : kBicubic, covered_height,
                        covered_width, window);
-}
-
-Image flip_horizontal(const Image& image) {
-  Image out{image.height, image.width, std::vector<uint8_t>(image.rgb.size())};
-  for (int64_t y = 0; y < image.height; ++y)
-    for (int64_t x = 0; x < image.width; ++x)
-      std::copy_n(image.rgb.data() + (y * image.width + x) * 3, 3,
-                  out.rgb.data() + (y * image.width + image.width - 1 - x) * 3);
-  return out;
 }
 
 }  // namespace kiln

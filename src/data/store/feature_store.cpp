@@ -57,14 +57,6 @@ class MappedFeatureStore : public FeatureStore {
     if (!info_.has_logvar) throw std::logic_error("read_logvar: this store has no logvar");
     read(ids, flips, out, StoreShard::kLogvar);
   }
-  void read_mean_bf16(std::span<const int64_t> ids, std::span<uint16_t> out) const override {
-    const int64_t size = elements_per_sample(ids, 0, out.size());
-    for (size_t i = 0; i < ids.size(); ++i) {
-      const Place at = place(ids[i], size, StoreShard::kMean);
-      latents_to_bf16(at.shard->dtype(), at.shard->latents(StoreShard::kMean, at.index, 0),
-                      out.subspan(i * size, size));
-    }
-  }
   void prefetch(std::span<const int64_t> ids) const override {
     for (const int64_t id : ids) {
       const Place at = place(id);

@@ -53,8 +53,6 @@ class FeatureStore {
                          std::span<float> out) const = 0;
   virtual void read_logvar(std::span<const int64_t> ids, std::span<const uint8_t> flips,
                            std::span<float> out) const = 0;
-  // Reads the unmirrored means directly as bf16 (throughput benchmark, frozen features).
-  virtual void read_mean_bf16(std::span<const int64_t> ids, std::span<uint16_t> out) const = 0;
   // Starts reading samples from disk that are needed soon.
   virtual void prefetch(std::span<const int64_t> ids) const = 0;
   virtual int64_t label(int64_t id) const = 0;  // -1 = none

@@ -99,9 +99,6 @@ void bf16_to_f32(const std::byte* in, std::byte* out, size_t size) {
 void f16_to_f32(const std::byte* in, std::byte* out, size_t size) {
   convert<LoadF16, StoreF32>(in, out, size);
 }
-void f16_to_bf16(const std::byte* in, std::byte* out, size_t size) {
-  convert<LoadF16, StoreBf16>(in, out, size);
-}
 
 // exp(x) for x in [-15, 10]: 2^n * (1 + r q(r)), |r| <= ln(2) / 2; relative error 2e-9 before rounding.
 HWY_INLINE VF32 exp_of(VF32 x) {
@@ -188,7 +185,6 @@ namespace kiln {
 HWY_EXPORT(f32_to_bf16);
 HWY_EXPORT(bf16_to_f32);
 HWY_EXPORT(f16_to_f32);
-HWY_EXPORT(f16_to_bf16);
 HWY_EXPORT(posterior_loop);
 HWY_EXPORT(scale_loop);
 HWY_EXPORT(all_finite);
@@ -203,21 +199,6 @@ void latents_to_f32(Dtype dtype, const std::byte* in, std::span<float> out) {
       return HWY_DYNAMIC_DISPATCH(bf16_to_f32)(in, bytes, out.size());
     case Dtype::kF16:
       return HWY_DYNAMIC_DISPATCH(f16_to_f32)(in, bytes, out.size());
-    default:
-      throw std::logic_error("latents are F32, BF16 or F16");
-  }
-}
-
-void latents_to_bf16(Dtype dtype, const std::byte* in, std::span<uint16_t> out) {
-  auto* bytes = reinterpret_cast<std::byte*>(out.data());
-  switch (dtype) {
-    case Dtype::kBF16:
-      std::copy_n(in, out.size_bytes(), bytes);
-      return;
-    case Dtype::kF32:
-      return HWY_DYNAMIC_DISPATCH(f32_to_bf16)(in, bytes, out.size());
-    case Dtype::kF16:
-      return HWY_DYNAMIC_DISPATCH(f16_to_bf16)(in, bytes, out.size());
     default:
       throw std::logic_error("latents are F32, BF16 or F16");
   }

@@ -11,9 +11,7 @@ namespace kiln {
 
 // Converts stored latents (f32, bf16 or fp16, aligned to their element) to f32. Exact.
 void latents_to_f32(Dtype dtype, const std::byte* in, std::span<float> out);
-// Converts stored latents to bf16, rounded to nearest even. NaN stays NaN.
-void latents_to_bf16(Dtype dtype, const std::byte* in, std::span<uint16_t> out);
-// Converts f32 to stored latents, rounded to nearest even.
+// Converts f32 to stored latents, rounded to nearest even. NaN stays NaN.
 void latents_from_f32(std::span<const float> in, Dtype dtype, std::byte* out);
 
 // x = (mean + exp(0.5 * clamp(logvar, -30, 20)) * epsilon - shift_factor) * scaling_factor, in place of the

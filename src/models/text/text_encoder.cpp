@@ -50,26 +50,6 @@ TextFeatures TextEncoder::encode(const TokenRows& tokens) const {
   return features;
 }
 
-TokenRows token_rows_of(const at::Tensor& ids, const at::Tensor& mask, bool keeps_padding) {
-  const int64_t batch = ids.size(0), length = ids.size(1);
-  TokenRows tokens{.host_offsets = {0}};
-  if (!mask.defined() || keeps_padding) {
-    for (int64_t b = 1; b <= batch; ++b) tokens.host_offsets.push_back(b * length);
-    tokens.ids = ids.flatten();
-    if (mask.defined()) tokens.counts = mask.flatten().to(at::kBool);
-    return tokens;
-  }
-  const at::Tensor kept = mask.to(at::kCPU, at::kBool).contiguous();
-  std::vector<int64_t> indices;
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t l = 0; l < length; ++l)
-      if (kept.const_data_ptr<bool>()[b * length + l]) indices.push_back(b * length + l);
-    tokens.host_offsets.push_back(static_cast<int64_t>(indices.size()));
-  }
-  tokens.ids = ids.flatten().index_select(0, at::tensor(indices, at::kLong).to(ids.device()));
-  return tokens;
-}
-
 BatchMemory planned_batch(const TextEncoder& encoder, const std::vector<int64_t>& host_offsets,
                           at::Device device) {
   const at::NoGradGuard no_grad;

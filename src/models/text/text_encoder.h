@@ -89,10 +89,6 @@ class TextEncoder : public SegmentModel {
   std::shared_ptr<Parameter> token_table_;
 };
 
-// Converts ids (B, L) to rows. In mask (B, L) 1 is a token; undefined: all are. With `keeps_padding` padded
-// positions stay as rows that nobody attends to; otherwise they are left out.
-TokenRows token_rows_of(const at::Tensor& ids, const at::Tensor& mask, bool keeps_padding);
-
 // Memory that one batch takes in addition to the weights.
 struct BatchMemory {
   int64_t state_bytes = 0;  // the most that stays between two segments
