@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -18,6 +17,7 @@
 #include "core/files/input_file.h"
 #include "core/files/xxh3.h"
 #include "core/text/json_text.h"
+#include "core/units.h"
 
 namespace kiln {
 
@@ -147,12 +147,8 @@ std::string checkpoint_name(int64_t step) { return fmt::format("step-{:08}", ste
 std::optional<int64_t> step_of_checkpoint(const std::string& name) {
   constexpr std::string_view kPrefix = "step-";
   if (!name.starts_with(kPrefix)) return std::nullopt;
-  int64_t step = 0;
-  const char* begin = name.data() + kPrefix.size();
-  const char* end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(begin, end, step);
-  if (error != std::errc() || rest != end || name != checkpoint_name(step)) return std::nullopt;
-  return step;
+  const std::optional<int64_t> step = whole_number(std::string_view(name).substr(kPrefix.size()));
+  return step && name == checkpoint_name(*step) ? step : std::nullopt;
 }
 
 std::string ema_file_name(const std::vector<double>& decays, size_t index) {

@@ -33,6 +33,12 @@ std::string number_text(double value, int digits) {
   return text;
 }
 
+std::optional<int64_t> whole_number(std::string_view text) {
+  int64_t number = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && rest == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
 int64_t byte_size(const std::string& text) {
   double number = 0;
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);

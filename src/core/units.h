@@ -1,7 +1,9 @@
-// Bytes and durations in units for people. Torch-free.
+// Numbers in texts, and bytes and durations in units for people. Torch-free.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace kiln {
 
@@ -19,6 +21,9 @@ std::string duration_text(double seconds);
 // Rounds to so many digits, separates thousands and has no exponent: "0.0123", "12.3", "1,230", "856,000".
 // "inf" and "nan" are what they are.
 std::string number_text(double value, int digits = 4);
+
+// Returns the whole number that the text is; nothing if it is none.
+std::optional<int64_t> whole_number(std::string_view text);
 
 // Parses a size in bytes, plain or with K, M, G or T: "12G" and "12GiB" are binary, "12GB" is decimal.
 // Returns 0 for what is no size.

@@ -1,6 +1,7 @@
 #include "run/train_options.h"
 
-#include <charconv>
+#include <optional>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/units.h"
@@ -10,18 +11,14 @@ namespace kiln {
 
 StepRange StepRange::parse(const std::string& text) {
   if (text.empty()) return {};
-  const auto parse = [](std::string_view part, int64_t& value) {
-    const auto [rest, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-    return error == std::errc() && rest == part.data() + part.size();
-  };
-  StepRange steps;
-  const size_t colon = text.find(':');
   const std::string_view all = text;
-  if (colon == std::string::npos || !parse(all.substr(0, colon), steps.first) ||
-      !parse(all.substr(colon + 1), steps.last) || steps.first < 1 || steps.last < steps.first)
+  const size_t colon = all.find(':');
+  const auto first = whole_number(all.substr(0, colon));
+  const auto last = colon == all.npos ? std::nullopt : whole_number(all.substr(colon + 1));
+  if (!first || !last || *first < 1 || *last < *first)
     fail("train", "--profile expects FROM:TO, steps from 1 on with FROM not after TO (10:12), got '{}'",
          text);
-  return steps;
+  return {.first = *first, .last = *last};
 }
 
 std::string StepRange::text() const { return empty() ? "" : fmt::format("{}:{}", first, last); }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 #include <numeric>
 #include <optional>
@@ -12,6 +11,7 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "core/text/nearest_name.h"
+#include "core/units.h"
 #include "text/tokenizers/unicode.h"
 
 namespace kiln {
@@ -24,17 +24,10 @@ std::string lower(std::string text) {
   return text;
 }
 
-std::optional<int64_t> parse_number(const std::string& text) {
-  int64_t number = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
 int64_t select_class(const std::string& wanted, const std::vector<std::string>& names, int64_t num_classes) {
   for (size_t i = 0; i < names.size(); ++i)
     if (lower(names[i]) == lower(wanted)) return static_cast<int64_t>(i);
-  if (const std::optional<int64_t> number = parse_number(wanted)) {
+  if (const std::optional<int64_t> number = whole_number(wanted)) {
     if (*number >= 0 && *number < num_classes) return *number;
     fail("sample", "expected --classes in 0..{}, got {}", num_classes - 1, *number);
   }

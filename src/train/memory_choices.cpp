@@ -1,27 +1,20 @@
 #include "train/memory_choices.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "core/error.h"
 #include "core/text/some_of.h"
+#include "core/units.h"
 
 namespace kiln {
 
 namespace {
 
-std::optional<int64_t> parse_index(std::string_view text) {
-  int64_t index = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), index);
-  if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
-  return index;
-}
-
 // Returns 7 for "blocks.7", whatever a model calls its blocks, and nothing for "embed" and "up.0.1".
 std::optional<int64_t> block_number(std::string_view name) {
   const size_t dot = name.find('.');
-  return dot == std::string_view::npos ? std::nullopt : parse_index(name.substr(dot + 1));
+  return dot == std::string_view::npos ? std::nullopt : whole_number(name.substr(dot + 1));
 }
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -52,7 +45,7 @@ std::vector<bool> parse_segments(const char* option, const SegmentSet& set, cons
   };
   for (const std::string& part : split(set.text(), ',')) {
     const std::vector<std::string> ends = split(part, '-');
-    const auto first = parse_index(ends.front()), last = parse_index(ends.back());
+    const auto first = whole_number(ends.front()), last = whole_number(ends.back());
     if (!first || !last || ends.size() > 2) {
       choose(part);
       continue;

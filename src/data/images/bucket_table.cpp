@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <numeric>
 #include <optional>
 
 #include "core/error.h"
+#include "core/units.h"
 
 namespace kiln {
 namespace {
@@ -41,10 +41,8 @@ double key_of(int64_t height, int64_t width) {
 }
 
 std::optional<int64_t> parse_side(std::string_view text) {
-  int64_t side = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), side);
-  if (error != std::errc() || end != text.data() + text.size() || side < 1) return std::nullopt;
-  return side;
+  const std::optional<int64_t> side = whole_number(text);
+  return side && *side >= 1 ? side : std::nullopt;
 }
 
 Bucket parse_bucket(std::string_view text) {

@@ -3,13 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <optional>
 
 #include "core/error.h"
 #include "core/files/input_file.h"
+#include "core/units.h"
+#include "data/images/file_io.h"
 
 namespace kiln {
 namespace fs = std::filesystem;
@@ -17,11 +18,7 @@ namespace {
 
 // Returns 12 for "12.npy": fast-DiT's names sort as numbers.
 std::optional<int64_t> number_of(const std::string& name) {
-  const std::string stem = name.substr(0, name.size() - std::strlen(".npy"));
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(stem.data(), stem.data() + stem.size(), number);
-  if (error != std::errc() || end != stem.data() + stem.size()) return std::nullopt;
-  return number;
+  return whole_number(name.substr(0, name.size() - std::strlen(".npy")));
 }
 
 }  // namespace

@@ -3,10 +3,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -151,11 +151,10 @@ Tiling Tiling::parse(const char* option, const std::string& text, int64_t room_b
   if (text == "off") return {};
   if (text == "auto")
     return {.when = room_bytes > 0 ? When::kNoRoom : When::kNever, .room_bytes = room_bytes};
-  Tiling tiling{.when = When::kLargerThanTile};
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), tiling.side);
-  if (error != std::errc() || rest != text.data() + text.size() || tiling.side < 1)
+  const std::optional<int64_t> side = whole_number(text);
+  if (!side || *side < 1)
     fail("autoencoder", "--{} expects auto, off or the side of a tile in pixels, got '{}'", option, text);
-  return tiling;
+  return {.when = When::kLargerThanTile, .side = *side};
 }
 
 Tiles tiles_of(const Autoencoder& autoencoder, int64_t side) {

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/files/text_file.h"
+#include "core/units.h"
 
 namespace kiln {
 
@@ -26,11 +27,9 @@ class Variables {
   int64_t number(const char* name) const {
     const std::string value = text(name);
     if (value.empty()) fail("ranks", "{} is not set: start all ranks with the same launcher", name);
-    int64_t result = 0;
-    const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-    if (error != std::errc() || rest != value.data() + value.size() || result < 0)
-      fail("ranks", "{} expects a number, got '{}'", name, value);
-    return result;
+    const std::optional<int64_t> result = whole_number(value);
+    if (!result || *result < 0) fail("ranks", "{} expects a number, got '{}'", name, value);
+    return *result;
   }
   int64_t number(const char* name, int64_t otherwise) const { return has(name) ? number(name) : otherwise; }
 
