@@ -1,7 +1,6 @@
 #include <filesystem>
 
 #include "checkpoint/safetensors.h"
-#include "checkpoint/strict_json.h"
 #include "checkpoint/weights_file.h"
 #include "core/error.h"
 #include "core/files/mapped_file.h"

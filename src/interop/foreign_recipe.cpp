@@ -5,7 +5,6 @@
 #include "core/error.h"
 #include "core/files/text_file.h"
 #include "core/text/json_text.h"
-#include "interop/python_config.h"
 
 namespace kiln {
 

@@ -7,9 +7,8 @@
 #include <utility>
 
 #include "core/files/input_file.h"
-#include "core/median.h"
-#include "core/text/json_text.h"
 #include "core/measuring.h"
+#include "core/text/json_text.h"
 #include "watch/run_log.h"
 
 namespace kiln {

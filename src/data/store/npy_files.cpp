@@ -10,7 +10,6 @@
 #include "core/error.h"
 #include "core/files/input_file.h"
 #include "core/units.h"
-#include "data/images/file_io.h"
 
 namespace kiln {
 namespace fs = std::filesystem;

@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/mapped_file.h"
-#include "data/store/skipped_pictures.h"
 #include "data/images/left_out_list.h"
 
 namespace kiln {

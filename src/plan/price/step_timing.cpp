@@ -7,9 +7,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/median.h"
-#include "ops/op_recorder.h"
 #include "core/measuring.h"
+#include "ops/op_recorder.h"
 #include "plan/price/machine_clock.h"
 #include "plan/trace/trace.h"
 
