@@ -23,7 +23,7 @@ def test_a_thousand_configurations_take_seconds(tmp_path):
     command = [program("kiln"), "plan", "--search", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--json"]
     output = tmp_path / "search.json"
     best = float("inf")
-    for _ in range(2):
+    for _ in range(4):  # other guests of a machine slow it for seconds
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start = time.monotonic()
         with output.open("w") as file:
