@@ -104,7 +104,7 @@ def test_the_store_is_the_same_and_memory_within_the_limit(encoders, data, tmp_p
     assert "text encoder" not in said, "it fits what is free"
     base, _ = extract(data, tmp_path / "tiny", encoders["tiny"])
     limit = base + 200 * MB
-    peak, said = extract(data, tmp_path / "streamed", encoders["wide"], "--text-encoder-memory", limit, "--text-batch", 16)
+    peak, said = extract(data, tmp_path / "streamed", encoders["wide"], "--text-encoder-memory", limit, "--text-batch", 8)
     print(f"resident {whole >> 20} MiB, an encoder of nothing {base >> 20}, limit {limit >> 20}, peak {peak >> 20}")
     line = [line for line in said.splitlines() if line.startswith("text encoder:")]
     assert len(line) == 1 and "segment by segment" in line[0] and f"--text-encoder-memory {limit}" in line[0], said
