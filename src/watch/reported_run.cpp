@@ -35,7 +35,7 @@ std::vector<Json> read_evaluations(const std::string& run) {
   return results;
 }
 
-int64_t whole_number(const Json& line, const char* key) {
+int64_t count_of(const Json& line, const char* key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
 }
@@ -107,8 +107,8 @@ ReportedRun read_reported_run(const std::string& folder) {
   run.by_command = read_evaluations(folder);
   if (!run.steps.empty()) {
     const Json& last = run.steps.back();
-    run.last_step = whole_number(last, "step");
-    run.images = whole_number(last, "images_seen");
+    run.last_step = count_of(last, "step");
+    run.images = count_of(last, "images_seen");
     if (const double seconds = number(last, "train_seconds"); std::isfinite(seconds)) run.seconds = seconds;
   }
   const std::vector<Checkpoint> checkpoints = list_checkpoints(folder);

@@ -11,6 +11,7 @@
 #include "ops/op_recorder.h"
 #include "plan/price/machine_clock.h"
 #include "plan/trace/trace.h"
+#include "step/span_recorder.h"
 
 namespace kiln {
 

@@ -1,4 +1,5 @@
 #include "plan/trace/trace.h"
+#include "step/span_recorder.h"
 
 #include <fmt/format.h>
 
