@@ -61,16 +61,14 @@ def test_every_finding_has_a_test():
 
 
 def test_finding_05_a_strangers_folder_beside_the_output_stays(run, tmp_path):
-    for name in ("out.partial", "out.kiln.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "work").write_text("mine")
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / "weights.safetensors.kiln.partial").symlink_to(victim)
+    (tmp_path / "out.partial").mkdir()
+    kept = [tmp_path / "out.partial" / "work", tmp_path / "out.kiln.partial", tmp_path / "victim"]
+    for file in kept:
+        file.write_text("mine")
+    (tmp_path / "weights.safetensors.kiln.partial").symlink_to(tmp_path / "victim")
     succeed("convert", "--in", run, "--out", tmp_path / "weights.safetensors")
-    succeed("convert", "--in", run, "--to", "diffusers", "--out", tmp_path / "out")
-    assert victim.read_text() == "mine"
-    assert all((tmp_path / name / "work").read_text() == "mine" for name in ("out.partial", "out.kiln.partial"))
+    succeed("convert", "--in", run, "--out", tmp_path / "out")
+    assert [file.read_text() for file in kept] == ["mine"] * 3
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", DEEP[:1000], '{"measured": null, "predicted": null}', "nothing"])
