@@ -11,8 +11,8 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "core/files/input_file.h"
 #include "core/files/byte_writer.h"
+#include "core/files/input_file.h"
 
 namespace kiln {
 namespace {

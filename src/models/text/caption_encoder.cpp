@@ -11,8 +11,8 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
-#include "core/text/json_text.h"
 #include "core/memory_limits.h"
+#include "core/text/json_text.h"
 #include "core/units.h"
 
 namespace kiln {
