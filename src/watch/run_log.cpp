@@ -12,8 +12,8 @@
 #include "core/files/atomic_file.h"
 #include "core/files/input_file.h"
 #include "core/text/json_text.h"
-#include "core/text/utf8.h"
 #include "core/text/printable.h"
+#include "core/text/utf8.h"
 
 namespace kiln {
 
