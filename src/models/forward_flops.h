@@ -25,6 +25,7 @@ class ForwardFlops {
   struct Line {
     double without_text = 0, per_row = 0;
   };
+  Line recorded(int64_t height, int64_t width) const;
   Line record(int64_t height, int64_t width) const;
 
   std::string model_;
