@@ -44,3 +44,35 @@ def assert_gradients_close(got, want, rtol=GRADIENT, peak=True):
 def gradients_of(outputs):
     """The grad.<key> tensors of a forward verb's output, by key."""
     return {name.removeprefix("grad."): tensor for name, tensor in outputs.items() if name.startswith("grad.")}
+
+
+def gradients_by_name(model, loss):
+    """Of `loss`, of every trainable parameter."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return dict(zip(trained, torch.autograd.grad(loss, trained.values())))
+
+
+def assert_equals(got, want, rtol=FORWARD, gradient_rtol=GRADIENT, peak=True):
+    """A forward verb's output with --backward is `want`: an output or {name: output}, and gradients by key."""
+    outputs, gradients = want
+    for name, output in (outputs if isinstance(outputs, dict) else {"output": outputs}).items():
+        assert_close(got[name], output, rtol)
+    assert_gradients_close(gradients_of(got), gradients, gradient_rtol, peak)
+
+
+def trained_by_torch(parameters, loss_of, steps, micro=1, clip=None, warmup=1, after_step=lambda: None, **adamw):
+    """Losses and gradient norms of steps of AdamW. loss_of(row): that of one of `micro` passes a step."""
+    optimizer, losses, norms = torch.optim.AdamW(parameters, **adamw), [], []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = adamw["lr"] * min(1.0, (step + 1) / warmup)
+        optimizer.zero_grad()
+        total = 0.0
+        for row in range(step * micro, (step + 1) * micro):
+            loss = loss_of(row) / micro
+            loss.backward()
+            total += loss.item()
+        losses.append(total)
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, clip or float("inf")).item())
+        optimizer.step()
+        after_step()
+    return torch.tensor(losses), torch.tensor(norms)

@@ -56,11 +56,28 @@ def run_program(name, *arguments, timeout=600, **options):
     return run_command([program(name), *arguments], timeout, **options)
 
 
-def succeed(*arguments):
+def succeed(*arguments, **options):
     """Runs kiln, which must end well."""
-    result = run_program("kiln", *arguments)
+    result = run_program("kiln", *arguments, **options)
     assert result.returncode == 0, f"kiln {' '.join(map(str, arguments))}\n{result.stderr}"
     return result
+
+
+def refusal(*arguments, code=1, lines=str.splitlines, **options):
+    """The one line in which kiln refuses. code: the status that it ends with, None for any of a refusal. lines: of stderr's
+    text those that count."""
+    result = run_program("kiln", *arguments, **options)
+    assert result.returncode == code or code is None and result.returncode > 0, result.stdout + result.stderr
+    found = lines(result.stderr.strip())
+    assert len(found) == 1, result.stderr
+    return found[0]
+
+
+def assert_refused(arguments, *parts, **options):
+    """A refusal() in whose line all parts stand."""
+    line = refusal(*arguments, **options)
+    for part in parts:
+        assert part in line, line
 
 
 @pytest.fixture
@@ -79,6 +96,20 @@ def original_dit():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def tiny_vae(tmp_path_factory):
+    """A small AutoencoderKL that halves its images, as a diffusers folder; and the model."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    vae = AutoencoderKL(block_out_channels=(32, 32), down_block_types=("DownEncoderBlock2D",) * 2,
+                        up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4, norm_num_groups=32, sample_size=32,
+                        scaling_factor=0.3)
+    folder = tmp_path_factory.mktemp("vae")
+    vae.save_pretrained(folder)
+    return folder, vae
 
 
 @pytest.fixture
@@ -124,6 +155,15 @@ def conformance(tmp_path):
 def complaints(text):
     """The lines in which a command says what is wrong, not what it took as published, chose or writes to."""
     return [line for line in text.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to )", line)]
+
+
+def without_warnings(text):
+    return [line for line in text.splitlines() if not line.startswith("warning: ")]
+
+
+def without_origins(text):
+    """The lines but those which say what settings are taken from."""
+    return [line for line in text.splitlines() if " is published: " not in line and " was begun: " not in line]
 
 
 def lines_of_errors(text):

@@ -10,7 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from conftest import FULL, matrix, program, run_command
+from conftest import FULL, matrix, program, run_command, succeed
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image, ImageOps
 from safetensors.numpy import load_file
@@ -70,8 +70,7 @@ def arguments(data, out, *more):
 
 
 def extract(kiln, data, out, *more):
-    result = kiln(*arguments(data, out, *more))
-    assert result.returncode == 0, result.stderr
+    result = succeed(*arguments(data, out, *more))
     return result
 
 

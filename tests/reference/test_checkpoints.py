@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import matrix, run_program
+from conftest import matrix, succeed
 from PIL import Image
 from safetensors.torch import load_file
 from test_ranks import command, free_port, losses, train
@@ -112,8 +112,8 @@ def test_a_bit_that_a_disk_turned_over_is_noticed(two_ranks, alone, tmp_path, na
     turn_a_bit(checkpoint(out, STEPS) / name)
     damage = f"{name} of {checkpoint(out, STEPS)} has other bytes than were written"
     if name == STATE[1]:
-        converted = run_program("kiln", "convert", "--in", out, "--out", tmp_path / "model.safetensors")
-        assert converted.returncode == 0 and f"passed over, it is damaged: {damage}" in converted.stderr
+        converted = succeed("convert", "--in", out, "--out", tmp_path / "model.safetensors")
+        assert f"passed over, it is damaged: {damage}" in converted.stderr
         saved = load_file(checkpoint(out, 12) / name)
         assert all(value.equal(saved[key]) for key, value in load_file(tmp_path / "model.safetensors").items())
     resumed = train(out, STEPS, *division, "--checkpoint-every", 18, "--keep-checkpoints", 1)
@@ -124,8 +124,7 @@ def test_a_bit_that_a_disk_turned_over_is_noticed(two_ranks, alone, tmp_path, na
 
 
 def test_convert_takes_what_several_ranks_saved(two_ranks, tmp_path):
-    result = run_program("kiln", "convert", "--in", two_ranks, "--out", tmp_path / "model.safetensors")
-    assert result.returncode == 0, result.stderr
+    succeed("convert", "--in", two_ranks, "--out", tmp_path / "model.safetensors")
     converted, saved = load_file(tmp_path / "model.safetensors"), load_file(checkpoint(two_ranks, STEPS) / STATE[1])
     assert converted.keys() == saved.keys()
     assert all(converted[key].equal(saved[key]) for key in saved)

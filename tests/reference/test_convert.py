@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from closeness import assert_close
-from conftest import REPOSITORY
+from conftest import REPOSITORY, succeed
 from dit_torch import DiT, randomise_
 
 CONFIG = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=64, depth=2, num_heads=1, num_classes=1000)
@@ -34,8 +34,7 @@ def convert(kiln, tmp_path):
     """convert(in, out name, options...) -> the path written."""
 
     def run(source, name, *options):
-        result = kiln("convert", "--in", source, "--out", tmp_path / name, *options)
-        assert result.returncode == 0, result.stderr
+        succeed("convert", "--in", source, "--out", tmp_path / name, *options)
         return tmp_path / name
 
     return run
@@ -275,11 +274,10 @@ class TestRefusals:
         assert "save model.state_dict()" in refused(tmp_path / "module.pt", "out.safetensors")
 
 
-def test_inspect_lists_a_file(kiln, tmp_path):
+def test_inspect_lists_a_file(tmp_path):
     weights = randomized_weights()
     torch.save(weights, tmp_path / "w.pt")
-    result = kiln("inspect", tmp_path / "w.pt")
-    assert result.returncode == 0, result.stderr
+    result = succeed("inspect", tmp_path / "w.pt")
     lines = dict(line.split("\t", 1) for line in result.stdout.splitlines())
     assert lines == {key: ",".join(map(str, value.shape)) + "\tF32" for key, value in weights.items()}
     assert "num_classes 1000" in result.stderr and "PyTorch" in result.stderr
@@ -289,12 +287,11 @@ def test_inspect_lists_a_file(kiln, tmp_path):
 @pytest.mark.parametrize("patch", [2, 4, 8])
 @pytest.mark.parametrize("width, depth, hidden_size, num_heads", [
     ("S", 12, 384, 6), ("B", 12, 768, 12), ("L", 24, 1024, 16), ("XL", 28, 1152, 16)])  # fmt: skip
-def test_inspect_prints_the_published_keys(kiln, width, depth, hidden_size, num_heads, patch):
+def test_inspect_prints_the_published_keys(width, depth, hidden_size, num_heads, patch):
     with torch.device("meta"):
         reference = DiT(input_size=32, patch_size=patch, in_channels=4, hidden_size=hidden_size, depth=depth,
                         num_heads=num_heads, num_classes=1000)  # fmt: skip
-    result = kiln("inspect", "--model", f"DiT-{width}/{patch}")
-    assert result.returncode == 0, result.stderr
+    result = succeed("inspect", "--model", f"DiT-{width}/{patch}")
     expected = [f"{key}\t{','.join(map(str, value.shape))}" for key, value in reference.state_dict().items()]
     assert sorted(result.stdout.splitlines()) == sorted(expected)
     trainable = sum(value.numel() for key, value in reference.state_dict().items() if key != "pos_embed")
@@ -330,9 +327,8 @@ def published(name):
 
 
 @pytest.mark.parametrize("name", ["autoencoder_kl", "sd-vae", "sd-vae-oldkeys"])
-def test_inspect_prints_the_keys_of_the_sd_vae(kiln, name):
-    result = kiln("inspect", "--model", name)
-    assert result.returncode == 0, result.stderr
+def test_inspect_prints_the_keys_of_the_sd_vae(name):
+    result = succeed("inspect", "--model", name)
     expected = published(name.replace("autoencoder_kl", "sd-vae"))
     assert sorted(result.stdout.splitlines()) == sorted(expected)
     if name != "sd-vae-oldkeys":
@@ -341,22 +337,20 @@ def test_inspect_prints_the_keys_of_the_sd_vae(kiln, name):
 
 
 @pytest.mark.parametrize("name", ["inception", "fid-inception"])
-def test_inspect_prints_the_keys_of_inception(kiln, name):
-    result = kiln("inspect", "--model", name)
-    assert result.returncode == 0, result.stderr
+def test_inspect_prints_the_keys_of_inception(name):
+    result = succeed("inspect", "--model", name)
     assert sorted(result.stdout.splitlines()) == sorted(published("fid-inception"))
     assert "566 tensors" in result.stderr and "23850960 trainable parameters" in result.stderr
 
 
-def test_inspect_takes_an_autoencoders_config(kiln, tmp_path):
+def test_inspect_takes_an_autoencoders_config(tmp_path):
     with torch.device("meta"):
         vae = diffusers.AutoencoderKL(
             down_block_types=["DownEncoderBlock2D"] * 2, up_block_types=["UpDecoderBlock2D"] * 2,
             block_out_channels=[32, 64], layers_per_block=1, latent_channels=16, use_quant_conv=False)  # fmt: skip
     config = tmp_path / "config.json"
     vae.save_config(tmp_path)
-    result = kiln("inspect", "--model", "autoencoder_kl", "--config", config)
-    assert result.returncode == 0, result.stderr
+    result = succeed("inspect", "--model", "autoencoder_kl", "--config", config)
     assert sorted(result.stdout.splitlines()) == lines_of(vae.state_dict())
 
 

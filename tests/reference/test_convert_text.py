@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from closeness import assert_close
-from conftest import matrix
+from conftest import matrix, succeed
 from dit_torch import DiT, randomise_
 from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_dc, tiny_kl
 from pixart_torch import PixArt
@@ -26,8 +26,7 @@ def convert(kiln, tmp_path):
     """convert(in, out name, options...) -> the path written."""
 
     def run(source, name, *options):
-        result = kiln("convert", "--in", source, "--out", tmp_path / name, *options)
-        assert result.returncode == 0, result.stderr
+        succeed("convert", "--in", source, "--out", tmp_path / name, *options)
         return tmp_path / name
 
     return run
@@ -137,7 +136,7 @@ def unet():
     (unet, "clip", tiny_kl, "StableDiffusionPipeline", "dpmpp_2m"),
     (sana, "gemma", tiny_dc, "SanaPipeline", "dpmpp_2m"),
 ]))
-def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, encoder, vae, pipeline_class, sampler):
+def test_exported_folders_draw_what_kiln_draws(convert, tmp_path, make, encoder, vae, pipeline_class, sampler):
     """The folder of kiln convert in the real pipeline, from Kiln's noise: its pictures are those of kiln sample."""
     weights, config, model, call = make()
     save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "w.safetensors",
@@ -146,12 +145,12 @@ def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, en
     autoencoder = vae(tmp_path / "vae")
     objective = {"sana": "flow", "pixart": "iddpm"}.get(model, "epsilon")
     height, width, downsample = 64, 96, 4 if model == "sana" else 8
-    result = kiln("sample", "--weights", tmp_path / "w.safetensors", "--model", model, "--model-config", json.dumps(config),
-                  "--autoencoder", tmp_path / "vae", "--text-encoder", tmp_path / "encoder", "--objective", objective, "--prompt",
-                  PROMPTS[0], "--prompt", PROMPTS[1], "--negative-prompt", "ugly", "--cfg-scale", 3, "--cfg-convention", "plain",
-                  "--sampler", sampler, "--num-sampling-steps", STEPS, "--num-images", 2, "--height", height, "--width", width,
-                  "--seed", SEED, "--threads", 1, "--out", tmp_path / "out", "--npz", tmp_path / "all.npz")
-    assert result.returncode == 0, result.stderr
+    succeed("sample", "--weights", tmp_path / "w.safetensors", "--model", model, "--model-config", json.dumps(config),
+            "--autoencoder", tmp_path / "vae", "--text-encoder", tmp_path / "encoder", "--objective", objective,
+            "--prompt", PROMPTS[0], "--prompt", PROMPTS[1], "--negative-prompt", "ugly", "--cfg-scale", 3,
+            "--cfg-convention", "plain", "--sampler", sampler, "--num-sampling-steps", STEPS, "--num-images", 2,
+            "--height", height, "--width", width, "--seed", SEED, "--threads", 1, "--out", tmp_path / "out",
+            "--npz", tmp_path / "all.npz")
     folder = convert(tmp_path / "w.safetensors", "pipeline", "--objective", objective, "--vae", tmp_path / "vae")
     parts = dict(safety_checker=None, feature_extractor=None) if model == "unet2d_condition" else {}
     pipeline = getattr(diffusers, pipeline_class).from_pretrained(folder, text_encoder=model_of_text, tokenizer=tokenizer, **parts)
@@ -216,8 +215,8 @@ def test_shipping_11_a_model_of_pixels_asks_for_no_autoencoder_and_takes_none_of
     drawing = dict(sampler="flow_euler", num_sampling_steps=2, cfg_scale=1.0, guided_channels="all", unconditional="null_class")
     weights = recorded(tmp_path / "w.safetensors", "dit", config, randomise_(DiT(**config)).state_dict(), image_size=8, drawing=drawing,
                        autoencoder=dict(name="pixels", path="", fingerprint="none", scaling_factor=1.0, shift_factor=0.0))
-    result = kiln("convert", "--in", weights, "--out", tmp_path / "pipeline")
-    assert result.returncode == 0 and "autoencoder" not in result.stdout
+    result = succeed("convert", "--in", weights, "--out", tmp_path / "pipeline")
+    assert "autoencoder" not in result.stdout
     assert json.loads((tmp_path / "pipeline/model_index.json").read_text())["vae"] == [None, None]
     assert "the model makes pixels" in (tmp_path / "pipeline/README.md").read_text()
     refused = kiln("convert", "--in", weights, "--out", tmp_path / "other", "--vae", tiny_kl_folder(tmp_path))

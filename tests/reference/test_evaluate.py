@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from browser import parts_of
-from conftest import matrix
+from conftest import matrix, succeed
 from PIL import Image
 
 SIDE = 24
@@ -36,8 +36,7 @@ def as_npz(path, images, compressed=False, **more):
 @pytest.fixture
 def evaluate(kiln, tmp_path):
     def run(samples, reference, *options, net="random"):
-        result = kiln("evaluate", samples, "--reference", reference, "--net", net, *options)
-        assert result.returncode == 0, result.stderr
+        result = succeed("evaluate", samples, "--reference", reference, "--net", net, *options)
         return json.loads(result.stdout) | {"stderr": result.stderr}
     return run
 
@@ -136,13 +135,13 @@ def test_results_of_different_protocols_are_told_apart(kiln, evaluate, tmp_path)
     evaluate(made, real, "--out", tmp_path / "a.json")
     evaluate(made, real, "--out", tmp_path / "b.json")
     evaluate(made, real, "--num-pictures", "20", "--out", tmp_path / "c.json")
-    same = kiln("evaluate", "--compare", tmp_path / "a.json", tmp_path / "b.json")
-    assert same.returncode == 0 and "do not compare" not in same.stdout and "fd_random" in same.stdout
+    same = succeed("evaluate", "--compare", tmp_path / "a.json", tmp_path / "b.json")
+    assert "do not compare" not in same.stdout and "fd_random" in same.stdout
     other = kiln("evaluate", "--compare", tmp_path / "a.json", tmp_path / "c.json")
     assert "do not compare" in other.stdout and "num_samples: 30 | 20" in other.stdout
 
 
-def test_samples_bring_their_protocol(kiln, evaluate, tmp_path):
+def test_samples_bring_their_protocol(evaluate, tmp_path):
     folder = as_folder(tmp_path / "samples", pictures(8, 13))
     Image.fromarray(np.zeros((200, 200, 3), np.uint8)).save(folder / "grid.png")  # is no sample
     (folder / "sampling.json").write_text(json.dumps(
@@ -200,9 +199,9 @@ def test_in_training_and_of_runs(kiln, tmp_path):
     events = {}
     for ranks in (1, 2):
         run = tmp_path / f"run{ranks}"
-        result = kiln("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "4", "--evaluate-every", "2",
-                      "--checkpoint-every", "2", "--evaluate-images", "12", "--evaluate-reference", data, "--nproc", str(ranks if ranks > 1 else 0))
-        assert result.returncode == 0, result.stderr
+        succeed("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "4", "--evaluate-every", "2",
+                "--checkpoint-every", "2", "--evaluate-images", "12", "--evaluate-reference", data,
+                "--nproc", str(ranks if ranks > 1 else 0))
         lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         events[ranks] = [line for line in lines if line.get("event") == "evaluation"]
         assert [line["step"] for line in events[ranks]] == [2, 4]
@@ -212,21 +211,19 @@ def test_in_training_and_of_runs(kiln, tmp_path):
         assert one["stamp"] == two["stamp"]
         assert one["metrics"]["fd_random"] == pytest.approx(two["metrics"]["fd_random"], rel=1e-2)
     run = tmp_path / "run1"
-    result = kiln("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10",
-                  "--sampler", "flow_euler", "--num-sampling-steps", "2", "--random-labels", "--guidance-interval", "0.2:0.8")
-    assert result.returncode == 0, result.stderr
+    result = succeed("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10",
+                     "--sampler", "flow_euler", "--num-sampling-steps", "2", "--random-labels",
+                     "--guidance-interval", "0.2:0.8")
     protocol = json.loads(result.stdout)["protocol"]["samples"]
     assert protocol["label_sampling"] == "random" and protocol["guidance_interval"] == "0.2:0.8"
     (weights,) = (run / "checkpoints/step-00000004").glob("ema*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
-    result = kiln("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10", "--nproc", "2",
-                  "--num-sampling-steps", "2")
-    assert result.returncode == 0, result.stderr
+    result = succeed("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10",
+                     "--nproc", "2", "--num-sampling-steps", "2")
     assert "/step-00000002-" in json.loads(result.stdout)["subject"]["samples"]
     assert result.stderr.count("passed over, it is damaged") == 1, "one rank reads the weights to choose them, once"
     page = tmp_path / "both.html"
-    result = kiln("report", tmp_path / "run1", tmp_path / "run2", "--out", page)
-    assert result.returncode == 0, result.stderr
+    succeed("report", tmp_path / "run1", tmp_path / "run2", "--out", page)
     text = page.read_text()
     assert "run1" in text and "run2" in text and "Does not compare with the first table" in text
     judged = [row for table in parts_of(page, "table") if table["columns"][-1] == "step" for row in table["rows"]]
@@ -247,8 +244,7 @@ def test_the_plan_counts_evaluations(kiln, tmp_path, net):
         del options[2:4]
     options = [*TRAIN, "--data", "synthetic", "--num-classes", "4", *options]
     run = tmp_path / "run"
-    result = kiln("train", *options, "--out", run, "--max-steps", "2", timeout=900)
-    assert result.returncode == 0, result.stderr
+    succeed("train", *options, "--out", run, "--max-steps", "2", timeout=900)
     comparison = json.loads((run / "plan.json").read_text())
     predicted, measured = comparison["predicted"], comparison["measured"]
     assert measured["by_kind"]["feature net"] == predicted["by_kind"]["feature net"] > 0
@@ -269,14 +265,11 @@ def test_guidance_interval_changes_pictures_where_it_guides(kiln, tmp_path):
         for i, image in enumerate(pictures(4, ord(name))):
             Image.fromarray(image).save(folder / f"{i}.png")
     run = tmp_path / "run"
-    assert kiln("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "3", "--lr", "0.05", "--ema-decay", "0"
-                ).returncode == 0
+    succeed("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "3", "--lr", "0.05", "--ema-decay", "0")
 
     def draw(name, *options, count=4):
         out = tmp_path / name
-        result = kiln("sample", "--run", run, "--num-images", str(count), "--num-sampling-steps", "4", "--out", out,
-                      *options)
-        assert result.returncode == 0, result.stderr
+        succeed("sample", "--run", run, "--num-images", str(count), "--num-sampling-steps", "4", "--out", out, *options)
         # Pixels: the files also say how they were drawn.
         return [Image.open(path).tobytes() for path in sorted(out.glob("0*.png"))]
 

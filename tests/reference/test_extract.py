@@ -8,33 +8,13 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import matrix, program, run_command
+from conftest import matrix, program, run_command, succeed
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image
 from safetensors.numpy import load_file
 from test_images import center_crop, extract_pixels, names_of
 
 SIZE = 32
-
-
-@pytest.fixture(scope="module")
-def tiny_vae(tmp_path_factory):
-    """A small AutoencoderKL that halves its images, as a diffusers folder."""
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(0)
-    vae = AutoencoderKL(
-        block_out_channels=(32, 32),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=32,
-        sample_size=SIZE,
-        scaling_factor=0.3,
-    )
-    folder = tmp_path_factory.mktemp("vae")
-    vae.save_pretrained(folder)
-    return folder, vae
 
 
 def write_pictures(folder, count, broken=(), small=()):
@@ -57,11 +37,10 @@ def bytes_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_latents_are_those_of_diffusers(kiln, tiny_vae, tmp_path):
+def test_latents_are_those_of_diffusers(tiny_vae, tmp_path):
     folder, vae = tiny_vae
     write_pictures(tmp_path / "in", 11)
-    result = kiln(*arguments(tmp_path / "in", tmp_path / "out", folder, "--flip", "both", "--batch", 4))
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments(tmp_path / "in", tmp_path / "out", folder, "--flip", "both", "--batch", 4))
     info = json.loads((tmp_path / "out" / "store.json").read_text())
     assert (info["scaling_factor"], info["num_flips"], info["num_samples"]) == (0.3, 2, 11)
     store = load_file(tmp_path / "out" / info["shards"][0]["file"])
@@ -81,7 +60,7 @@ def test_latents_are_those_of_diffusers(kiln, tiny_vae, tmp_path):
             np.testing.assert_allclose(store["logvar"][index, flip], logvar, atol=2e-5, rtol=1e-4)
 
 
-def test_large_pictures_through_a_dc_ae(kiln, tmp_path):
+def test_large_pictures_through_a_dc_ae(tmp_path):
     """Sana's f32c32 at 1024 px, twice the side of a tile: by default it walks on meta to see whether a whole picture fits."""
     from diffusers import AutoencoderDC
 
@@ -100,9 +79,8 @@ def test_large_pictures_through_a_dc_ae(kiln, tmp_path):
     image.save(tmp_path / "in" / "0.png")
     stores = {}
     for name, more in {"auto": [], "off": ["--tiles", "off"], "512": ["--tiles", 512]}.items():
-        result = kiln("extract", "--data", tmp_path / "in", "--autoencoder", tmp_path / "dc-ae", "--image-size", side, "--out",
-                      tmp_path / name, *more)
-        assert result.returncode == 0, result.stderr
+        succeed("extract", "--data", tmp_path / "in", "--autoencoder", tmp_path / "dc-ae", "--image-size", side,
+                "--out", tmp_path / name, *more)
         info = json.loads((tmp_path / name / "store.json").read_text())
         stores[name] = load_file(tmp_path / name / info["shards"][0]["file"])["mean"][0, 0]
     with torch.no_grad():
@@ -115,13 +93,12 @@ def test_large_pictures_through_a_dc_ae(kiln, tmp_path):
 
 
 @pytest.mark.parametrize("seed", matrix([0], [1, 2]))
-def test_killed_and_continued_gives_the_same_bytes(kiln, tiny_vae, tmp_path, seed):
+def test_killed_and_continued_gives_the_same_bytes(tiny_vae, tmp_path, seed):
     """kill -9 at random moments, until a run ends by itself. Broken pictures in between, small shards."""
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 120, broken={0, 7, 8, 31, 119}, small={20, 44})
     more = (folder, "--batch", 7, "--shard-size", 9, "--device", "cpu")
-    whole = kiln(*arguments(tmp_path / "in", tmp_path / "whole", *more))
-    assert whole.returncode == 0, whole.stderr
+    whole = succeed(*arguments(tmp_path / "in", tmp_path / "whole", *more))
     assert "7 of 120 pictures are broken or smaller" in whole.stdout
 
     rng = np.random.default_rng(seed)
@@ -174,15 +151,13 @@ def test_sigint_ends_cleanly_and_the_same_command_continues(kiln, tiny_vae, tmp_
     assert not json.loads((tmp_path / "cut" / "store.json").read_text())["complete"]
     again = kiln(*command[1:])
     assert "going on behind them" in again.stderr
-    whole = kiln(*arguments(tmp_path / "in", tmp_path / "whole", folder, "--batch", 2))
-    assert whole.returncode == 0, whole.stderr
+    succeed(*arguments(tmp_path / "in", tmp_path / "whole", folder, "--batch", 2))
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
 def test_broken_pictures_are_named_and_counted_or_refused(kiln, tmp_path):
     write_pictures(tmp_path / "in", 12, broken={4}, small={7})
-    result = kiln(*arguments(tmp_path / "in", tmp_path / "out"))
-    assert result.returncode == 0
+    result = succeed(*arguments(tmp_path / "in", tmp_path / "out"))
     assert "skipped: cannot decode" in result.stderr and "class-1/0004.png" in result.stderr
     assert "class-1/0007.png is too small: 16 x 16, expected at least 32" in result.stderr
     assert "2 of 12 pictures are broken or smaller than 32 pixels" in result.stdout
@@ -222,17 +197,17 @@ def test_pictures_of_which_none_can_be_used_leave_nothing(kiln, tmp_path, ranks)
     assert not (tmp_path / "out").exists()
     smaller = arguments(tmp_path / "in", tmp_path / "out", "pixels", *more)
     smaller[smaller.index("--image-size") + 1] = str(SIZE // 2)
-    assert kiln(*smaller).returncode == 0
+    succeed(*smaller)
 
 
 def test_other_settings_and_other_pictures_are_refused(kiln, tiny_vae, tmp_path):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 6)
     out = tmp_path / "out"
-    assert kiln(*arguments(tmp_path / "in", out)).returncode == 0
+    succeed(*arguments(tmp_path / "in", out))
     before = bytes_of(out)
-    done = kiln(*arguments(tmp_path / "in", out))
-    assert done.returncode == 0 and "complete with 6 samples" in done.stdout
+    done = succeed(*arguments(tmp_path / "in", out))
+    assert "complete with 6 samples" in done.stdout
     for more in (("pixels", "--flip", "both"), ("pixels", "--dtype", "bf16"), (folder,)):
         refused = kiln(*arguments(tmp_path / "in", out, *more))
         assert refused.returncode != 0
@@ -284,7 +259,7 @@ def test_processes_cannot_overwrite_each_other(kiln, tiny_vae, tmp_path):
     until_interrupted(refused, tries=5)
 
 
-def test_training_on_images_is_training_on_their_store(kiln, tiny_vae, tmp_path):
+def test_training_on_images_is_training_on_their_store(tiny_vae, tmp_path):
     """The same order and draws: with pixels the same bits, with an autoencoder the same up to rounding."""
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 10)
@@ -292,35 +267,33 @@ def test_training_on_images_is_training_on_their_store(kiln, tiny_vae, tmp_path)
         losses = []
         name = "pixels" if autoencoder == "pixels" else "kl"
         out = tmp_path / f"store-{name}"
-        assert kiln(*arguments(tmp_path / "in", out, autoencoder, "--flip", "both")).returncode == 0
+        succeed(*arguments(tmp_path / "in", out, autoencoder, "--flip", "both"))
         for data in (tmp_path / "in", out):
             run = tmp_path / f"run-{name}-{data.name}"
             options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2]
             options += ["--patch-size", 4, "--data", data, "--autoencoder", autoencoder, "--image-size", SIZE]
             options += ["--out", run, "--max-steps", 4, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
-            result = kiln(*options)
-            assert result.returncode == 0, result.stderr
+            succeed(*options)
             lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
             losses.append([line["loss"] for line in lines if "loss" in line])
         assert len(losses[0]) == 4
         np.testing.assert_allclose(losses[0], losses[1], rtol=tolerance)
 
 
-def test_training_on_small_images_enlarges_them_when_asked(kiln, tmp_path):
+def test_training_on_small_images_enlarges_them_when_asked(tmp_path):
     """fast-DiT's recipe without a store, on pictures as ImageNet's are: as training on their store."""
     write_pictures(tmp_path / "in", 6, small={3})
     options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4]
     options += ["--image-size", SIZE, "--max-steps", 2, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
-    without = kiln(*options, "--data", tmp_path / "in", "--autoencoder", "pixels", "--out", tmp_path / "without")
-    assert without.returncode == 0 and "0003.png is too small" in without.stderr and "--enlarge" in without.stderr
+    without = succeed(*options, "--data", tmp_path / "in", "--autoencoder", "pixels", "--out", tmp_path / "without")
+    assert "0003.png is too small" in without.stderr and "--enlarge" in without.stderr
     assert "5 samples" in without.stdout
     store = arguments(tmp_path / "in", tmp_path / "store", "pixels", "--enlarge")
-    assert kiln(*store).returncode == 0
+    succeed(*store)
     losses = []
     for data, more in [(tmp_path / "in", ["--autoencoder", "pixels", "--enlarge"]), (tmp_path / "store", [])]:
         run = tmp_path / f"run-{data.name}"
-        result = kiln(*options, "--data", data, "--out", run, *more)
-        assert result.returncode == 0, result.stderr
+        result = succeed(*options, "--data", data, "--out", run, *more)
         assert "6 samples: 1.0 steps an epoch, 2.0 epochs in 2 steps" in result.stdout
         lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         losses.append([line["loss"] for line in lines if "loss" in line])

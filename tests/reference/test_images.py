@@ -2,9 +2,8 @@
 
 import json
 import random
-import struct
-import zipfile
 
+from conftest import succeed
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
@@ -37,8 +36,7 @@ def names_of(store):
 
 def extract_pixels(kiln, folder, out, size, *arguments):
     """Name -> (H, W, 3) uint8 of every picture in the store."""
-    result = kiln("extract", "--data", folder, "--autoencoder", "pixels", "--image-size", size, "--out", out, *arguments)
-    assert result.returncode == 0, result.stderr
+    succeed("extract", "--data", folder, "--autoencoder", "pixels", "--image-size", size, "--out", out, *arguments)
     pixels = {}
     for shard in sorted(out.glob("*.safetensors")):
         store = load_file(shard)

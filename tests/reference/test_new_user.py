@@ -3,6 +3,7 @@
 import json
 import re
 
+from conftest import succeed
 import pytest
 from browser import parts_of
 from PIL import Image
@@ -33,10 +34,8 @@ def refusal(kiln, *arguments):
 def test_a_budget_means_the_same_in_plan_and_in_train(kiln, tmp_path):
     choice = re.compile(r"--recompute (\S+) --offload-activations (\S+): ([\d.]+) GiB, ([\d.]+) GiB of it tensors")
     budget = ["--memory-budget", "1T"]
-    planned = kiln("plan", *TINY, "--gpu", "cpu", *budget)
-    assert planned.returncode == 0, planned.stderr
-    trained = kiln("train", *TINY, *budget, "--max-steps", 1, "--out", tmp_path / "run")
-    assert trained.returncode == 0, trained.stderr
+    planned = succeed("plan", *TINY, "--gpu", "cpu", *budget)
+    trained = succeed("train", *TINY, *budget, "--max-steps", 1, "--out", tmp_path / "run")
     said, did = choice.search(planned.stderr).groups(), choice.search(trained.stdout).groups()
     assert said[:2] == did[:2] and said[3] == did[3]
     too_little = ["--memory-budget", "20M"]
@@ -44,16 +43,14 @@ def test_a_budget_means_the_same_in_plan_and_in_train(kiln, tmp_path):
     assert "too little" in refusal(kiln, "train", *TINY, *too_little, "--max-steps", 1, "--out", tmp_path / "none")
 
 
-def test_a_budget_chooses_on_a_gpu_that_is_planned(kiln):
+def test_a_budget_chooses_on_a_gpu_that_is_planned():
     model = ["--model", "DiT-B/2", "--gpu", "A100-80G", "--compute-dtype", "bf16", "--global-batch", 128]
-    result = kiln("plan", *model, "--memory-budget", "10G", "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", *model, "--memory-budget", "10G", "--json")
     plan = json.loads(result.stdout)
     assert plan["options"]["recompute"] != "none"
     assert plan["machine"]["memory_bytes"] == 10 << 30
     assert plan["predicted"]["fits"] and plan["predicted"]["needed_bytes"] <= 10 << 30
-    searched = kiln("plan", "--search", *model, "--gpus", 1, "--memory-budget", "10G", "--json")
-    assert searched.returncode == 0, searched.stderr
+    searched = succeed("plan", "--search", *model, "--gpus", 1, "--memory-budget", "10G", "--json")
     assert all(choice["needed_bytes"] <= 10 << 30 for choice in json.loads(searched.stdout)["best"])
 
 
@@ -64,20 +61,17 @@ def test_a_refused_budget_names_what_works(kiln, tmp_path):
     assert "nor the optimizer's state elsewhere" in least
     enough = re.search(r"the least that works is (--memory-budget \d+M --micro-batch -1);", least)[1].split()
     megabytes = int(enough[1][:-1])
-    result = kiln("train", *HEAVY, *out, *enough)
-    assert result.returncode == 0, result.stderr
+    succeed("train", *HEAVY, *out, *enough)
     budget = ["--memory-budget", f"{int(0.8 * megabytes)}M"]
     command = ["train", *HEAVY, "--max-steps", 1, "--out", tmp_path / "disk", *budget]
     message = refusal(kiln, *command)
     options = re.search(r"with the optimizer's state elsewhere this fits, [\d.]+ GiB: (.*)$", message)[1].split()
     assert options[options.index("--offload-optimizer") + 1] == "nvme"
-    result = kiln(*command, *options, timeout=300)
-    assert result.returncode == 0, result.stderr
+    succeed(*command, *options, timeout=300)
 
 
-def test_training_says_how_much_of_the_memory_it_takes(kiln, tmp_path):
-    result = kiln("train", *TINY, "--max-steps", 1, "--out", tmp_path / "run")
-    assert result.returncode == 0, result.stderr
+def test_training_says_how_much_of_the_memory_it_takes(tmp_path):
+    result = succeed("train", *TINY, "--max-steps", 1, "--out", tmp_path / "run")
     assert re.search(r"memory: [\d.]+ of the [\d.]+ GiB that are free \(\d+ %\)", result.stdout)
     assert "% of the memory" not in result.stderr
 
@@ -91,8 +85,7 @@ def test_advice_beside_a_deepspeed_file_names_its_keys(kiln, tmp_path):
               "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
     path.write_text(json.dumps(config))
     arguments = ["plan", "--model", "DiT-XL/2", "--gpu", "RTX-3060", "--gpus", 8, "--recompute", "all", "--json"]
-    result = kiln(*arguments, "--deepspeed", path)
-    assert result.returncode == 0, result.stderr
+    result = succeed(*arguments, "--deepspeed", path)
     plan = json.loads(result.stdout)
     advice = "\n".join(plan["advice"])
     assert not plan["predicted"]["fits"]
@@ -109,42 +102,39 @@ def test_advice_beside_a_deepspeed_file_names_its_keys(kiln, tmp_path):
 # Runs
 
 
-def test_a_short_run_draws_its_grid_at_the_end(kiln, tmp_path):
-    result = kiln("train", *PIXELS, "--max-steps", 3, "--sample-every", 1000, "--num-samples", 4, "--num-sampling-steps", 2,
-                  "--out", tmp_path / "run")
-    assert result.returncode == 0, result.stderr
+def test_a_short_run_draws_its_grid_at_the_end(tmp_path):
+    succeed("train", *PIXELS, "--max-steps", 3, "--sample-every", 1000, "--num-samples", 4, "--num-sampling-steps", 2,
+            "--out", tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "samples").iterdir()] == ["step-00000003.png"]
 
 
-def test_the_report_is_as_far_as_the_run(kiln, tmp_path):
-    result = kiln("train", *TINY, "--max-steps", 13, "--log-every", 5, "--out", tmp_path / "run")
-    assert result.returncode == 0, result.stderr
+def test_the_report_is_as_far_as_the_run(tmp_path):
+    succeed("train", *TINY, "--max-steps", 13, "--log-every", 5, "--out", tmp_path / "run")
     (figures,) = parts_of(tmp_path / "run" / "report.html", "figures")
     assert ["13", "steps"] in figures["items"] and ["104", "images seen"] in figures["items"]
     # What happened is told in words.
-    assert kiln("train", *TINY, "--max-steps", 14, "--log-every", 5, "--out", tmp_path / "run").returncode == 0
+    succeed("train", *TINY, "--max-steps", 14, "--log-every", 5, "--out", tmp_path / "run")
     (figures,) = parts_of(tmp_path / "run" / "report.html", "figures")
     assert ["14", "steps"] in figures["items"]
     (events,) = [table for table in parts_of(tmp_path / "run" / "report.html", "table") if "event" in table["columns"]]
     assert ["step 13", "resume"] in events["rows"]
 
 
-def test_two_steps_say_nothing_against_the_plan(kiln, tmp_path):
-    result = kiln("train", *TINY, "--max-steps", 2, "--out", tmp_path / "run")
-    assert result.returncode == 0, result.stderr
+def test_two_steps_say_nothing_against_the_plan(tmp_path):
+    result = succeed("train", *TINY, "--max-steps", 2, "--out", tmp_path / "run")
     assert "than the plan said" not in result.stdout
     findings = json.loads((tmp_path / "run" / "plan.json").read_text())["findings"]
     assert not [finding for finding in findings if finding.startswith("a step")]
 
 
-def test_a_finished_run_keeps_its_settings(kiln, tmp_path):
+def test_a_finished_run_keeps_its_settings(tmp_path):
     out = tmp_path / "run"
-    assert kiln("train", *TINY, "--max-steps", 4, "--out", out).returncode == 0
+    succeed("train", *TINY, "--max-steps", 4, "--out", out)
     before = (out / "config.toml").read_bytes()
-    again = kiln("train", *TINY, "--max-steps", 3, "--out", out)
-    assert again.returncode == 0 and "finished after step 4" in again.stdout
+    again = succeed("train", *TINY, "--max-steps", 3, "--out", out)
+    assert "finished after step 4" in again.stdout
     assert (out / "config.toml").read_bytes() == before
-    assert kiln("train", *TINY, "--max-steps", 5, "--out", out).returncode == 0
+    succeed("train", *TINY, "--max-steps", 5, "--out", out)
     assert (out / "config.toml").read_bytes() != before
 
 
@@ -157,24 +147,21 @@ def pictures(folder, count, side):
 
 def test_the_size_of_a_store_is_taken(kiln, tmp_path):
     store = ["extract", "--data", pictures(tmp_path / "pictures", 8, 40), "--autoencoder", "pixels", "--image-size", 24]
-    result = kiln(*store, "--out", tmp_path / "store")
-    assert result.returncode == 0, result.stderr
+    succeed(*store, "--out", tmp_path / "store")
     model = ["--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3, "--patch-size", 4, "--global-batch", 4,
              "--data", tmp_path / "store"]
     plan = kiln("plan", *model, "--gpu", "cpu", "--json")
     assert json.loads(plan.stdout)["options"]["image-size"] == 24, plan.stderr
-    run = kiln("train", *model, "--max-steps", 1, "--peak-tflops", 1, "--device", "cpu", "--out", tmp_path / "run")
-    assert run.returncode == 0, run.stderr
+    succeed("train", *model, "--max-steps", 1, "--peak-tflops", 1, "--device", "cpu", "--out", tmp_path / "run")
     assert "image-size = 24\n" in (tmp_path / "run" / "config.toml").read_text()
     message = refusal(kiln, "train", *model, "--image-size", 32, "--max-steps", 1, "--out", tmp_path / "other")
     assert "[plan]" not in message and "--image-size 24" in message
     # With --max-minutes alone the number of steps is not known, and with it not that of epochs.
-    timed = kiln("train", *model, "--max-minutes", 0.01, "--peak-tflops", 1, "--device", "cpu", "--out", tmp_path / "timed")
-    assert timed.returncode == 0, timed.stderr
+    timed = succeed("train", *model, "--max-minutes", 0.01, "--peak-tflops", 1, "--device", "cpu",
+                    "--out", tmp_path / "timed")
     assert "8 samples: 2.0 steps an epoch, at most 0.01 minutes" in timed.stdout and "epochs in" not in timed.stdout
     # Another store of other settings says what differs in words.
-    message = refusal(kiln, *store, "--enlarge", "--out", tmp_path / "store")
-    assert "enlarge (off there, on asked for)" in message
+    assert "enlarge (off there, on asked for)" in refusal(kiln, *store, "--enlarge", "--out", tmp_path / "store")
 
 
 @pytest.mark.parametrize("command", [["train", "--out", "run"], ["plan"]])
@@ -186,9 +173,9 @@ def test_messages_of_data_name_no_other_command(kiln, tmp_path, command):
 
 def test_a_compressed_archive_is_named(kiln, tmp_path):
     (tmp_path / "pictures.tar.gz").write_bytes(b"\x1f\x8b")
-    message = refusal(kiln, "extract", "--data", tmp_path / "pictures.tar.gz", "--autoencoder", "pixels", "--image-size", 16,
-                      "--out", tmp_path / "store")
-    assert "pictures.tar.gz: unpack it first" in message
+    assert "pictures.tar.gz: unpack it first" in refusal(kiln, "extract", "--data", tmp_path / "pictures.tar.gz",
+                                                         "--autoencoder", "pixels", "--image-size", 16,
+                                                         "--out", tmp_path / "store")
 
 
 # Plans

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from browser import parts_of
-from conftest import FULL, REPOSITORY, program, run_program
+from conftest import FULL, REPOSITORY, program, succeed
 
 XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--gpus", "8"]
 
@@ -40,9 +40,8 @@ def test_refuses_in_one_line(kiln, arguments, expected):
     assert result.stderr.count("\n") == 1
 
 
-def test_json_object(kiln):
-    result = kiln("plan", *XL, "--micro-batch", 32, "--json")
-    assert result.returncode == 0, result.stderr
+def test_json_object():
+    result = succeed("plan", *XL, "--micro-batch", 32, "--json")
     plan = json.loads(result.stdout)
     predicted = plan["predicted"]
     assert sum(predicted["by_kind"].values()) == predicted["peak_bytes"]
@@ -76,9 +75,9 @@ def test_pictures_have_the_size_that_the_model_is_made_for(kiln, tmp_path):
     several = json.loads(kiln("plan", "--search", "--model", "Sana-600M-512,DiT-S/8", "--gpu", "H100", "--gpus", 1, "--global-batch", 2,
                               "--micro-batch", 2, "--compute-dtype", "bf16", "--recompute", "none", "--json").stdout)  # fmt: skip
     assert all("--image-size" not in row["command"] for row in several["ranked"]) and len(several["ranked"]) == 2
-    trained = kiln("train", "--model", "sana", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 4, "--objective", "flow",
-                   "--data", "synthetic", "--global-batch", 1, "--max-steps", 1, "--peak-tflops", 1, "--out", tmp_path / "run")  # fmt: skip
-    assert trained.returncode == 0, trained.stderr
+    succeed("train", "--model", "sana", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 4,
+            "--objective", "flow", "--data", "synthetic", "--global-batch", 1, "--max-steps", 1, "--peak-tflops", 1,
+            "--out", tmp_path / "run")
     assert "image-size = 1024\n" in (tmp_path / "run" / "config.toml").read_text()
 
 
@@ -97,8 +96,7 @@ def test_nodes_are_as_given(kiln):
              "--recompute", "all", "--global-batch", 200, "--zero-stage", 1]
 
     def planned(*more):
-        result = kiln(*cards, *more, "--json")
-        assert result.returncode == 0, result.stderr
+        result = succeed(*cards, *more, "--json")
         plan = json.loads(result.stdout)
         return plan["machine"], {point["gpus"]: point["images_per_s"] for point in plan["predicted"]["scaling"]}
 
@@ -115,9 +113,8 @@ def test_nodes_are_as_given(kiln):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "came", "came-sana"])
-def test_plans_what_an_optimizer_keeps(kiln, optimizer):
-    result = kiln("plan", "--model", "DiT-S/4", "--gpu", "A100-80G", "--optimizer", optimizer, "--json")
-    assert result.returncode == 0, result.stderr
+def test_plans_what_an_optimizer_keeps(optimizer):
+    result = succeed("plan", "--model", "DiT-S/4", "--gpu", "A100-80G", "--optimizer", optimizer, "--json")
     predicted = json.loads(result.stdout)["predicted"]
     assert predicted["by_kind"]["moments"] == pytest.approx(predicted["optimizer_bytes"][optimizer], rel=0.01)
 
@@ -142,9 +139,9 @@ def test_takes_under_a_second_and_a_gibibyte():
     assert kilobytes < 1 << 20
 
 
-def test_html_is_one_file(kiln, tmp_path):
+def test_html_is_one_file(tmp_path):
     report = tmp_path / "plan.html"
-    assert kiln("plan", *XL, "--html", report).returncode == 0
+    succeed("plan", *XL, "--html", report)
     assert len(parts_of(report, "plot")) >= 2
     html = report.read_text()
     assert "steady step" in html
@@ -163,8 +160,7 @@ def test_store_gives_shape_and_size(kiln, tmp_path):
     (tmp_path / "store.json").write_text(json.dumps(store))
     arguments = ["plan", "--model", "DiT-S/2", "--gpu", "T4", "--data", tmp_path, "--json"]
     assert "--image-size 192" in kiln(*arguments, "--image-size", 256).stderr
-    result = kiln(*arguments, "--dataset-size", 1000)
-    assert result.returncode == 0, result.stderr
+    result = succeed(*arguments, "--dataset-size", 1000)
     predicted = json.loads(result.stdout)["predicted"]
     assert predicted["store_bytes"] == 1000 * 16 * 24 * 24 * 2
 
@@ -185,8 +181,7 @@ def test_calibration_is_kept_and_named(seconds, tmp_path):
     environment = {**os.environ, "KILN_PROFILES": str(tmp_path)}
 
     def plan(*more):
-        result = run_program("kiln", "plan", "--model", "DiT-S/8", "--global-batch", 8, "--json", *more, env=environment)
-        assert result.returncode == 0, result.stderr
+        result = succeed("plan", "--model", "DiT-S/8", "--global-batch", 8, "--json", *more, env=environment)
         return json.loads(result.stdout)
 
     assert plan("--gpu", "cpu")["machine"]["measured"] is False
@@ -243,8 +238,7 @@ def test_communication_of_ranks_on_a_cpu_is_planned(stage, tmp_path):
 
 
 def options_of(kiln, *arguments):
-    result = kiln("plan", "--gpu", "T4", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--gpu", "T4", *arguments, "--json")
     return json.loads(result.stdout)["options"]
 
 
@@ -264,24 +258,21 @@ def test_averages_can_be_switched_off(kiln, tmp_path):
     assert options_of(kiln, *words[2:], "--data", "synthetic")["ema-decay"] == []
 
 
-def test_passes_of_a_recipe_are_no_larger_than_the_batch(kiln, tmp_path):
+def test_passes_of_a_recipe_are_no_larger_than_the_batch(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('model = "DiT-S/8"\nglobal-batch = 64\nmicro-batch = 32\n')
-    plan = kiln("plan", "--recipe", recipe, "--global-batch", 16, "--gpu", "T4", "--json")
-    assert plan.returncode == 0, plan.stderr
-    searched = kiln("plan", "--search", "--recipe", recipe, "--gpus", 8, "--gpu", "T4", "--json")
-    assert searched.returncode == 0, searched.stderr
+    succeed("plan", "--recipe", recipe, "--global-batch", 16, "--gpu", "T4", "--json")
+    succeed("plan", "--search", "--recipe", recipe, "--gpus", 8, "--gpu", "T4", "--json")
 
 
-def test_passes_are_no_larger_than_what_a_gpu_has(kiln, tmp_path):
+def test_passes_are_no_larger_than_what_a_gpu_has(tmp_path):
     """Of a recipe and of the command line: as in training (test_probe.py)."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('model = "DiT-S/8"\nglobal-batch = 64\nmicro-batch = 32\n')
     common = ["--gpu", "T4", "--gpus", 8, "--json"]
     passes = ["--model", "DiT-S/8", "--global-batch", 64, "--micro-batch"]
     for arguments in (["--recipe", recipe], [*passes, 32], [*passes, 8]):
-        result = kiln("plan", *arguments, *common)
-        assert result.returncode == 0, result.stderr
+        result = succeed("plan", *arguments, *common)
         plan = json.loads(result.stdout)
         assert plan["micro_batch"] == 8 and plan["num_micro_steps"] == 1
         told = any("is more than the 8 images" in line for line in plan["advice"])
@@ -291,18 +282,16 @@ def test_passes_are_no_larger_than_what_a_gpu_has(kiln, tmp_path):
 def test_ranks_of_a_recipe_are_planned(kiln, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("nproc = 4\nzero-stage = 1\n")
-    result = kiln("plan", "--recipe", recipe, "--gpu", "T4", "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--recipe", recipe, "--gpu", "T4", "--json")
     assert json.loads(result.stdout)["gpus"] == 4
     assert json.loads(kiln("plan", "--recipe", recipe, "--gpu", "T4", "--gpus", 2, "--json").stdout)["gpus"] == 2
 
 
-def test_the_price_has_two_names(kiln):
+def test_the_price_has_two_names():
     """Of each GPU or of all: a planned command can be given to train and probe as it is."""
     costs = []
     for price in (["--price-per-gpu-hour", 2], ["--cost-per-hour", 4]):
-        result = kiln("plan", "--gpu", "T4", "--gpus", 2, *price, "--json")
-        assert result.returncode == 0, result.stderr
+        result = succeed("plan", "--gpu", "T4", "--gpus", 2, *price, "--json")
         costs.append(json.loads(result.stdout)["predicted"]["cost"])
     assert costs[0] == costs[1] > 0
 
@@ -315,37 +304,35 @@ def test_help_answers_the_newcomer(kiln):
     for command in commands:
         if "512" not in command or "--search" in command:
             continue
-        result = kiln(*command.split(), "--json")
-        assert result.returncode == 0, result.stderr
+        result = succeed(*command.split(), "--json")
         answers.append(json.loads(result.stdout)["predicted"]["fits"])
     assert answers == [False, True], "the plain command shows the problem, the next one a way that works"
 
 
 @pytest.mark.parametrize("recipe", sorted(
     path for path in (REPOSITORY / "recipes").rglob("*.toml") if path.name != "variants.toml"), ids=lambda path: path.stem)
-def test_every_recipe_fits_the_gpus_it_is_for(kiln, recipe):
+def test_every_recipe_fits_the_gpus_it_is_for(recipe):
     """Its options are understood, go together, and the model that they describe is planned: where CAME's many operations on each
     weight take seconds, only with --full all of its blocks."""
     divided = ["--gpus", 2] if "zero-stage" in recipe.read_text() else []
     fewer = ["--depth", 1] if 'optimizer = "came' in recipe.read_text() and not FULL else []
-    result = kiln("plan", "--recipe", recipe, "--gpu", "H100", *divided, *fewer, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--recipe", recipe, "--gpu", "H100", *divided, *fewer, "--json")
     assert json.loads(result.stdout)["predicted"]["fits"]
 
 
-def test_the_variants_of_sanas_recipe_are_planned(kiln):
+def test_the_variants_of_sanas_recipe_are_planned():
     """At one block: what docs/sana_memory.md shows of all is compared with --full (test_pages_hold_what_the_program_says)."""
-    result = kiln("probe", "--variants", REPOSITORY / "recipes" / "sana" / "variants.toml", "--plan-for", "A40", "--depth", 1, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("probe", "--variants", REPOSITORY / "recipes" / "sana" / "variants.toml", "--plan-for", "A40",
+                     "--depth", 1, "--json")
     memory = {row["name"]: row["memory_bytes"] for row in json.loads(result.stdout)["variants"]}
     assert list(memory) == ["adamw", "came", "came-sana", "no-average", "recompute", "adamw-8bit", "offload"]
     assert memory["no-average"] < memory["came-sana"] < memory["adamw"] and memory["offload"] < memory["adamw-8bit"]
 
 
-def test_sana_trains_with_adamw_on_a_card_of_24_gb(kiln):
+def test_sana_trains_with_adamw_on_a_card_of_24_gb():
     """guide e's first advice, AdamW instead of CAME, at its own size: the optimizer waits on the host."""
-    result = kiln("plan", "--recipe", REPOSITORY / "recipes" / "sana-1600m-1024-adamw-24gb.toml", "--gpu", "RTX-3090", "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--recipe", REPOSITORY / "recipes" / "sana-1600m-1024-adamw-24gb.toml",
+                     "--gpu", "RTX-3090", "--json")
     plan = json.loads(result.stdout)
     assert plan["predicted"]["fits"] and plan["options"]["optimizer"] == "adamw" and plan["options"]["image-size"] == 1024
     assert 6 < plan["predicted"]["needed_bytes"] / 2**30 < 0.95 * 24

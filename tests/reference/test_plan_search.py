@@ -12,7 +12,7 @@ import time
 
 import pytest
 from browser import parts_of
-from conftest import FULL, REPOSITORY, program, run_program
+from conftest import FULL, REPOSITORY, program, run_program, succeed
 
 SMALL = ["--model", "DiT-S/4", "--gpu", "T4", "--gpus", "2"]
 
@@ -41,34 +41,30 @@ def test_a_thousand_configurations_take_seconds(tmp_path):
     assert [choice["gpus"] for choice in result["by_gpus"]] == [2**n for n in range(9)]
 
 
-def test_commands_are_planned_as_they_are_printed(kiln):
+def test_commands_are_planned_as_they_are_printed():
     """What a search prints, given to kiln plan, fits and takes what the search said."""
-    result = kiln("plan", "--search", *SMALL, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--search", *SMALL, "--json")
     choices = json.loads(result.stdout)["best"]
     assert {goal for choice in choices for goal in choice["goal"].split(", ")} == {
         "fastest that fits", "cheapest", "least memory"}  # fmt: skip
     for choice in choices:
         words = shlex.split(choice["command"].replace("--data store", "--data synthetic"))
         assert words[:2] == ["kiln", "train"]
-        plan = kiln("plan", "--gpu", "T4", "--gpus", 2, "--json", *words[2:])
-        assert plan.returncode == 0, plan.stderr
+        plan = succeed("plan", "--gpu", "T4", "--gpus", 2, "--json", *words[2:])
         predicted = json.loads(plan.stdout)["predicted"]
         assert predicted["fits"] is True
         assert predicted["step_s"] == pytest.approx(choice["step_s"])
         assert predicted["needed_bytes"] == choice["needed_bytes"]
 
 
-def test_commands_can_be_pasted(kiln, tmp_path):
+def test_commands_can_be_pasted(tmp_path):
     """The best command for this machine's CPU trains here."""
     arguments = ["--model", "dit", "--hidden-size", "48", "--depth", "2", "--num-heads", "3", "--patch-size", "8",
                  "--image-size", "64", "--global-batch", "4", "--max-steps", "2", "--data", "synthetic",
                  "--num-classes", "5", "--no-preflight", "--out", tmp_path / "run"]  # fmt: skip
-    result = kiln("plan", "--search", "--gpu", "cpu", *arguments)
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--search", "--gpu", "cpu", *arguments)
     command = next(line for line in result.stdout.splitlines() if line.startswith("  kiln train "))
-    run = kiln(*shlex.split(command)[1:], "--peak-tflops", 1)
-    assert run.returncode == 0, run.stderr
+    succeed(*shlex.split(command)[1:], "--peak-tflops", 1)
     assert (tmp_path / "run" / "config.toml").exists()
 
 
@@ -94,10 +90,9 @@ def test_answers_in_one_line(kiln, arguments, status, expected):
     assert text.count("\n") == 1
 
 
-def test_a_search_writes_the_report_of_what_it_finds(kiln, tmp_path):
+def test_a_search_writes_the_report_of_what_it_finds(tmp_path):
     report = tmp_path / "search.html"
-    result = kiln("plan", "--search", *SMALL, "--html", report, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--search", *SMALL, "--html", report, "--json")
     html = report.read_text()
     assert len(parts_of(report, "plot")) >= 2 and "DiT-S/4" in html
     assert f": {json.loads(result.stdout)['best'][0]['needed_bytes'] / 2**30:.2f} of " in html
@@ -129,8 +124,7 @@ def test_pages_hold_what_the_program_says(monkeypatch, capsys):
 
 
 def compared(kiln, *arguments):
-    result = kiln("plan", "--search", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--search", *arguments, "--json")
     return json.loads(result.stdout)
 
 
@@ -165,9 +159,8 @@ def test_a_comparison_refuses_in_one_line(kiln, arguments, expected):
     assert expected in result.stderr
 
 
-def test_any_card_by_its_memory(kiln):
-    result = kiln("plan", "--model", "DiT-B/4", "--gpu-memory", "12G", "--compute-dtype", "bf16", "--json")
-    assert result.returncode == 0, result.stderr
+def test_any_card_by_its_memory():
+    result = succeed("plan", "--model", "DiT-B/4", "--gpu-memory", "12G", "--compute-dtype", "bf16", "--json")
     machine = json.loads(result.stdout)["machine"]
     assert machine["memory_bytes"] == 12 << 30 and machine["name"] in ("RTX-3060", "RTX-4070")
 
@@ -179,13 +172,12 @@ def test_hints_lead_to_commands_that_work(kiln):
     command = shlex.split(refused.stdout.split("it fits, ")[1].split(": ", 1)[1])
     gpu = refused.stdout.split("; on 1 x ")[1].split(" ")[0]
     words = [word if word != "store" else "synthetic" for word in command[2:]]
-    plan = kiln("plan", "--gpu", gpu, "--gpus", 1, "--json", *words)
-    assert plan.returncode == 0 and json.loads(plan.stdout)["predicted"]["fits"], plan.stderr
+    plan = succeed("plan", "--gpu", gpu, "--gpus", 1, "--json", *words)
+    assert json.loads(plan.stdout)["predicted"]["fits"], plan.stderr
     advised = kiln("plan", "--model", "DiT-XL/2", "--gpu", "RTX-4060", "--compute-dtype", "bf16", "--recompute", "all")
     hint = next(line for line in advised.stdout.splitlines() if "kiln plan --search" in line)
     fewer = ["--micro-batch", 4, "--offload-optimizer", "cpu"]  # of what it would try
-    searched = kiln(*shlex.split(hint.split("it is: kiln ")[1]), *fewer, "--json")
-    assert searched.returncode == 0, searched.stderr
+    succeed(*shlex.split(hint.split("it is: kiln ")[1]), *fewer, "--json")
 
 
 @pytest.mark.parametrize("model", [
@@ -220,8 +212,7 @@ def test_winners_leave_room_unless_asked(kiln):
 
 
 def rows_of(kiln, name, *arguments):
-    result = kiln("plan", "--table", name, *arguments)
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--table", name, *arguments)
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if line.startswith("|")]
 
 
@@ -265,15 +256,14 @@ def test_pictures_can_be_encoded_in_a_plan(kiln):
 
 
 @pytest.mark.parametrize("gpu", ["A100-80G", "cpu"])
-def test_sana_with_its_autoencoder_resident(kiln, gpu):
+def test_sana_with_its_autoencoder_resident(gpu):
     """Pictures of 1024 px encoded on the way and sample grids decoded: Sana's DC-AE takes part in plan and search."""
     run = ["--model", "Sana-1600M", "--image-size", 1024, "--depth", 1, "--objective", "flow", "--gpu", gpu, "--gpus", 1,
            "--global-batch", 4, "--micro-batch", 4, "--json"]
     pictures = [*run, "--autoencoder", "dc-ae"]
 
     def planned(*arguments):
-        result = kiln("plan", *arguments)
-        assert result.returncode == 0, result.stderr
+        result = succeed("plan", *arguments)
         return json.loads(result.stdout)
 
     features, encoded, drawn = (planned(*more)["predicted"] for more in (run, pictures, [*pictures, "--sample-every", 100]))
@@ -291,8 +281,7 @@ def test_sana_with_its_autoencoder_resident(kiln, gpu):
 def planned_options(kiln, command):
     """The options that a printed command stands for."""
     words = shlex.split(command.replace("--data store", "--data synthetic"))
-    result = kiln("plan", "--gpu", "A100-80G", "--json", *words[2:])
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--gpu", "A100-80G", "--json", *words[2:])
     return json.loads(result.stdout)["options"]
 
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import FULL, lines_of_errors, program
+from conftest import FULL, lines_of_errors, program, succeed
 from interruptions import until_interrupted, wait_while_running
 
 pytestmark = pytest.mark.nothing_beside
@@ -135,10 +135,9 @@ def test_ranks_need_no_run_folder_and_passes_are_no_larger_than_what_they_have(t
 
 @pytest.mark.parametrize("batch", [[], pytest.param(["--global-batch", 256], marks=pytest.mark.skipif(
     not FULL, reason="minutes on a CPU"))])
-def test_the_plain_command_works_anywhere(kiln, batch):
+def test_the_plain_command_works_anywhere(batch):
     """The default model; without a batch in seconds, and it says so."""
-    result = kiln("probe", "--data", "synthetic", "--device", "cpu", "--steps", 4, "--json", *batch, timeout=3600)
-    assert result.returncode == 0, result.stderr
+    result = succeed("probe", "--data", "synthetic", "--device", "cpu", "--steps", 4, "--json", *batch, timeout=3600)
     probed = json.loads(result.stdout)
     assert probed["measured"]["peak_bytes"] == pytest.approx(probed["predicted"]["peak_bytes"], rel=0.03)
     assert ("8 images a step, where kiln train has 256" in result.stderr) == (not batch)

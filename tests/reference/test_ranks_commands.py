@@ -8,19 +8,18 @@ import time
 
 import numpy as np
 import pytest
-from conftest import matrix, program
+from conftest import matrix, program, succeed
 from interruptions import until_interrupted, wait_while_running
 from safetensors.numpy import load_file
 from test_extract import arguments as extract_arguments
-from test_extract import tiny_vae, write_pictures  # noqa: F401
+from test_extract import write_pictures
 from test_images import names_of
 from test_ranks import start_by_hand
 from test_sample import weights  # noqa: F401
 
 
 def extract(kiln, *arguments):
-    result = kiln(*extract_arguments(*arguments), timeout=60)
-    assert result.returncode == 0, result.stderr
+    result = succeed(*extract_arguments(*arguments), timeout=60)
     return result
 
 
@@ -44,8 +43,7 @@ def assert_same_contents(got, want, tolerance=0):
 
 
 def assert_verified(kiln, store):
-    result = kiln("store", "verify", store)
-    assert result.returncode == 0, result.stdout + result.stderr
+    succeed("store", "verify", store)
     assert not list(store.glob("part-*")) and not list(store.glob("*.partial"))
 
 
@@ -122,10 +120,10 @@ def sample_arguments(weights, out, *more, steps=3):
 
 
 @pytest.mark.parametrize("more", [[], ["--no-png"]], ids=["png", "npz-only"])
-def test_one_npz_of_all_ranks(kiln, weights, tmp_path, more):
+def test_one_npz_of_all_ranks(weights, tmp_path, more):
     def run(name, *extra):
-        result = kiln(*sample_arguments(weights, tmp_path / name, "--npz", tmp_path / f"{name}.npz", *more, *extra), timeout=60)
-        assert result.returncode == 0, result.stderr
+        succeed(*sample_arguments(weights, tmp_path / name, "--npz", tmp_path / f"{name}.npz", *more, *extra),
+                timeout=60)
         return (tmp_path / f"{name}.npz").read_bytes()
 
     def images(name):
@@ -143,7 +141,7 @@ def test_one_npz_of_all_ranks(kiln, weights, tmp_path, more):
     assert np.abs(images("both") - images("alone")).max() <= 1  # other batches: other rounding
 
 
-def test_an_interrupted_npz_goes_on_with_other_ranks(kiln, weights, tmp_path):
+def test_an_interrupted_npz_goes_on_with_other_ranks(weights, tmp_path):
     """Without --no-png's files: what the ranks drew waits in a folder, which one rank alone takes up, too."""
     arguments = sample_arguments(weights, tmp_path / "out", "--npz", tmp_path / "out.npz", "--no-png", "--threads", 1, steps=60)
 
@@ -157,11 +155,11 @@ def test_an_interrupted_npz_goes_on_with_other_ranks(kiln, weights, tmp_path):
         return not (tmp_path / "out.npz").exists()
 
     until_interrupted(interrupted)
-    result = kiln(*arguments)
-    assert result.returncode == 0 and "of 11 images are there already" in result.stderr, result.stderr
+    result = succeed(*arguments)
+    assert "of 11 images are there already" in result.stderr, result.stderr
     assert not (tmp_path / "out" / "passing").exists()
     fresh = [part.replace(str(tmp_path / "out"), str(tmp_path / "fresh")) for part in arguments]
-    assert kiln(*fresh).returncode == 0
+    succeed(*fresh)
     got, want = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in ("out", "fresh"))
     assert np.abs(got - want).max() <= 1
 

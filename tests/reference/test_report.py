@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from browser import Browser, check_report, read_data
-from conftest import program, succeed
+from conftest import succeed
 from PIL import Image, PngImagePlugin
 from test_text_store import FAMILIES as ENCODERS
 from test_tokenizers import MAKERS

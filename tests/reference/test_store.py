@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import program, run_command
+from conftest import program, run_command, succeed
 from interruptions import until_interrupted, wait_while_running
 from safetensors.numpy import load_file
 
@@ -68,8 +68,7 @@ def test_pixart_import_gives_the_same_posterior(kiln, tmp_path):
     result = kiln(*arguments, "--image-size", 64)
     assert result.returncode == 1
     assert "--scaling-factor is needed" in result.stderr
-    result = kiln(*arguments, "--image-size", 64, "--scaling-factor", 0.13025)
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments, "--image-size", 64, "--scaling-factor", 0.13025)
     info, (shard,) = shards_of(tmp_path / "store")
     assert info["scaling_factor"] == 0.13025 and not info["already_scaled"]
     for index, name in enumerate(names_of(shard)):
@@ -94,8 +93,7 @@ def test_pixart_caption_features_become_a_text_store(kiln, tmp_path):
     (tmp_path / "data_info.json").write_text(json.dumps(listed))
     arguments = ["store", "import", "--from", "pixart", tmp_path / "in", "--data-info", tmp_path / "data_info.json",
                  "--image-size", 64, "--scaling-factor", 0.13025, "--caption-features", tmp_path / "captions"]  # fmt: skip
-    result = kiln(*arguments, "--out", tmp_path / "store")
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments, "--out", tmp_path / "store")
     folder = tmp_path / "store/text-t5"
     info = json.loads((folder / "text.json").read_text())
     assert (info["num_entries"], info["max_tokens"], info["width"], info["complete"]) == (4, 8, 16, True)
@@ -111,8 +109,7 @@ def test_pixart_caption_features_become_a_text_store(kiln, tmp_path):
     train = ["train", "--data", tmp_path / "store", "--device", "cpu", "--threads", 1, "--global-batch", 2, "--max-steps", 2,
              "--hidden-size", 32, "--depth", 2, "--num-heads", 2, "--objective", "flow", "--peak-tflops", 1, "--no-tensorboard",
              "--out"]  # fmt: skip
-    result = kiln(*train, tmp_path / "run", "--model", "pixart", "--patch-size", 2)
-    assert result.returncode == 0, result.stderr
+    succeed(*train, tmp_path / "run", "--model", "pixart", "--patch-size", 2)
     result = kiln(*train, tmp_path / "sana", "--model", "sana", "--patch-size", 1)
     assert result.returncode == 1
     assert "no features of the empty caption" in result.stderr
@@ -147,8 +144,7 @@ def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
     (tmp_path / "data_info.json").write_text(json.dumps(listed))
     arguments = ["store", "import", "--from", "pixart", tmp_path / "in", "--data-info", tmp_path / "data_info.json",
                  "--image-size", 512, "--scaling-factor", 0.13025]  # fmt: skip
-    result = kiln(*arguments, "--out", tmp_path / "store")
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments, "--out", tmp_path / "store")
     info, shards = shards_of(tmp_path / "store")
     assert info["has_image_size"]
     assert [(lane["height"], lane["width"], lane["aspect_ratio"]) for lane in info["lanes"]] == [sizes[2], sizes[1], sizes[0]]
@@ -177,16 +173,14 @@ def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
     assert "3.npy may belong to dir/3.png or to 3.jpg" in refused(lambda changed: changed.append({**changed[3], "path": "3.jpg"}))
     assert "expected a height in pixels" in refused(lambda changed: changed[2].pop("height"))
     assert "picture 1)" in refused(lambda changed: changed.insert(1, "no object"))
-    latents_only = kiln(*arguments[:5], *arguments[7:], "--out", tmp_path / "latents")
-    assert latents_only.returncode == 0, latents_only.stderr
+    succeed(*arguments[:5], *arguments[7:], "--out", tmp_path / "latents")
     assert len(json.loads((tmp_path / "latents" / "store.json").read_text())["lanes"]) == 3
 
 
 def test_inspect_measures_the_latents(kiln, tmp_path):
     features, _ = write_fast_dit(tmp_path / "in", 40)
     assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "store").returncode == 0
-    result = kiln("store", "inspect", tmp_path / "store")
-    assert result.returncode == 0, result.stderr
+    result = succeed("store", "inspect", tmp_path / "store")
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
     assert rows["samples"][:4] == ["40", "in", "1", "shards,"]
     for channel in range(4):
@@ -199,8 +193,8 @@ def test_inspect_measures_the_latents(kiln, tmp_path):
 def test_verify_names_what_is_broken(kiln, tmp_path):
     write_fast_dit(tmp_path / "in", 6, size=8)
     assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "store").returncode == 0
-    result = kiln("store", "verify", tmp_path / "store")
-    assert result.returncode == 0 and "6 samples in 1 shards" in result.stdout
+    result = succeed("store", "verify", tmp_path / "store")
+    assert "6 samples in 1 shards" in result.stdout
     shard = tmp_path / "store" / "shard-00000.safetensors"
     content = bytearray(shard.read_bytes())
     content[-40] ^= 1
