@@ -63,11 +63,26 @@ def succeed(*arguments, **options):
     return result
 
 
+def is_refusal(result, code):
+    return result.returncode == code or code is None and result.returncode > 0
+
+
+def assert_fails(expected, *arguments, code=1, **options):
+    """Runs kiln, which must say `expected` among other lines and fail. code: as of refusal()."""
+    result = run_program("kiln", *arguments, **options)
+    assert is_refusal(result, code) and expected in result.stderr, result.stderr
+
+
+def read_json(*arguments, **options):
+    """What kiln prints with --json."""
+    return json.loads(succeed(*arguments, "--json", **options).stdout)
+
+
 def refusal(*arguments, code=1, lines=str.splitlines, **options):
     """The one line in which kiln refuses. code: the status that it ends with, None for any of a refusal. lines: of stderr's
     text those that count."""
     result = run_program("kiln", *arguments, **options)
-    assert result.returncode == code or code is None and result.returncode > 0, result.stdout + result.stderr
+    assert is_refusal(result, code), result.stdout + result.stderr
     found = lines(result.stderr.strip())
     assert len(found) == 1, result.stderr
     return found[0]
@@ -84,6 +99,16 @@ def assert_refused(arguments, *parts, **options):
 def kiln():
     """kiln(*arguments) -> completed process; the caller looks at returncode, stdout, stderr."""
     return lambda *arguments, **options: run_program("kiln", *arguments, **options)
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """convert(in, out name, options...) -> the path written."""
+    def run(source, name, *options):
+        succeed("convert", "--in", source, "--out", tmp_path / name, *options)
+        return tmp_path / name
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from conftest import read_json
 from PIL import Image
 from pictures import captioned_pictures, noise_picture
 from run_files import losses, read_config, read_plan, saved, step_lines, validation_losses, weights_of
@@ -129,8 +130,9 @@ def test_an_encoder_larger_than_its_memory_is_streamed(tmp_path, pictures):
 
 def test_plans_of_published_encoders_need_no_weights(tmp_path):
     def plan(*options):
-        return json.loads(succeed("plan", "--gpu", "A100-80G", "--model", "PixArt-Sigma-XL/2-512", "--image-size", 512, "--compute-dtype", "bf16",
-                                  "--global-batch", 16, "--autoencoder", "sd-vae-ft-mse", *options, "--json").stdout)["predicted"]
+        return read_json("plan", "--gpu", "A100-80G", "--model", "PixArt-Sigma-XL/2-512", "--image-size", 512,
+                         "--compute-dtype", "bf16", "--global-batch", 16, "--autoencoder", "sd-vae-ft-mse",
+                         *options)["predicted"]
 
     without, t5 = plan(), plan("--text-encoder", "t5-v1_1-xxl-encoder")
     assert "text encoder" not in without["by_kind"]
@@ -257,7 +259,7 @@ def test_impossible_buckets_are_one_line(tmp_path, shapes, pictures, encoders):
 def test_a_plan_prints_the_encoders_residence_and_each_lanes_speed(shapes, encoders):
     data, *options = on_the_way(shapes, encoders["bert"])
     command = ["plan", "--data", data, *options, *BUCKETS, "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--device", "cpu"]
-    planned = json.loads(succeed(*command, "--json").stdout)["predicted"]
+    planned = read_json(*command)["predicted"]
     lanes = [(lane["height"], lane["width"]) for lane in planned["lanes"]]
     assert lanes == [(16, 16), (24, 12), (12, 24)]
     square, tall, wide = (lane["step_s"] for lane in planned["lanes"])

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from browser import parts_of
-from conftest import matrix, succeed
+from conftest import assert_refused, matrix, read_json, refusal, succeed
 from PIL import Image
+from run_files import events as events_of
+from run_files import read_plan
 
 SIDE = 24
 
@@ -25,6 +27,13 @@ def as_folder(path, images):
     path.mkdir()
     for i, image in enumerate(images):
         Image.fromarray(image).save(path / f"{i:04}.png")
+    return path
+
+
+def two_classes(path):
+    path.mkdir()
+    for name in "ab":
+        as_folder(path / name, pictures(10, ord(name)))
     return path
 
 
@@ -155,6 +164,10 @@ def test_samples_bring_their_protocol(evaluate, tmp_path):
     assert result["subject"]["origin"] == {"weights": "xxh3:1", "model": None, "seed": 3}
 
 
+def without_progress(text):
+    return [line for line in text.splitlines() if not re.fullmatch(r"kiln evaluate: .*: \d+/\d+ pictures", line)]
+
+
 @pytest.mark.parametrize("options, expected", [
     (["--net", "vgg"], "known are inception, dinov2, random"),
     (["--net", "inception"], "needs its weights"),
@@ -164,23 +177,19 @@ def test_samples_bring_their_protocol(evaluate, tmp_path):
     (["--net", "random", "--num-pictures", "100"], "at least 100 pictures, got 6"),
     (["--net", "random", "--crop", "8"], "leave out --crop"),
 ])
-def test_mistakes_are_one_line(kiln, tmp_path, options, expected):
+def test_mistakes_are_one_line(tmp_path, options, expected):
     made = as_npz(tmp_path / "made.npz", pictures(6, 15))
-    result = kiln("evaluate", made, "--reference", made, *options)
-    told = [line for line in result.stderr.strip().splitlines() if not re.fullmatch(r"kiln evaluate: .*: \d+/\d+ pictures", line)]
-    assert result.returncode == 1 and len(told) == 1
-    assert expected in told[0]
+    assert expected in refusal("evaluate", made, "--reference", made, *options, lines=without_progress)
 
 
 @pytest.mark.parametrize("content, expected", [
     (b"no archive", "cannot open"),
     (None, "expected arr_0"),
 ])
-def test_damaged_archives(kiln, tmp_path, content, expected):
+def test_damaged_archives(tmp_path, content, expected):
     path = tmp_path / "bad.npz"
     path.write_bytes(content) if content else np.savez(path, np.zeros((3, 4, 4, 3), np.float32))
-    result = kiln("evaluate", path, "--reference", path, "--net", "random")
-    assert result.returncode == 1 and expected in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert_refused(["evaluate", path, "--reference", path, "--net", "random"], expected)
 
 
 TRAIN = ["--model", "dit", "--hidden-size", "32", "--depth", "1", "--num-heads", "2", "--patch-size", "2", "--threads", "1",
@@ -190,20 +199,14 @@ TRAIN = ["--model", "dit", "--hidden-size", "32", "--depth", "1", "--num-heads",
 
 def test_in_training_and_of_runs(kiln, tmp_path):
     """--evaluate-every: a curve in the log, the same on two ranks as on one; kiln evaluate RUN; kiln report."""
-    data = tmp_path / "data"
-    for name in "ab":
-        folder = data / name
-        folder.mkdir(parents=True)
-        for i, image in enumerate(pictures(10, ord(name))):
-            Image.fromarray(image).save(folder / f"{i}.png")
+    data = two_classes(tmp_path / "data")
     events = {}
     for ranks in (1, 2):
         run = tmp_path / f"run{ranks}"
         succeed("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "4", "--evaluate-every", "2",
                 "--checkpoint-every", "2", "--evaluate-images", "12", "--evaluate-reference", data,
                 "--nproc", str(ranks if ranks > 1 else 0))
-        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        events[ranks] = [line for line in lines if line.get("event") == "evaluation"]
+        events[ranks] = events_of(run, "evaluation")
         assert [line["step"] for line in events[ranks]] == [2, 4]
         report = (run / "report.html").read_text()
         assert "fd_random" in report and "feature_net.name" in report
@@ -232,7 +235,7 @@ def test_in_training_and_of_runs(kiln, tmp_path):
 
 
 @pytest.mark.parametrize("net", matrix(["random"], ["inception"]))
-def test_the_plan_counts_evaluations(kiln, tmp_path, net):
+def test_the_plan_counts_evaluations(tmp_path, net):
     """The net's weights, the reference's statistics, a batch through the net and the metrics: as they are measured. Inception's weights
     are counted in test_protocol.py, too."""
     data = as_npz(tmp_path / "reference.npz", pictures(40, 1)[:, :8, :8])
@@ -245,13 +248,12 @@ def test_the_plan_counts_evaluations(kiln, tmp_path, net):
     options = [*TRAIN, "--data", "synthetic", "--num-classes", "4", *options]
     run = tmp_path / "run"
     succeed("train", *options, "--out", run, "--max-steps", "2", timeout=900)
-    comparison = json.loads((run / "plan.json").read_text())
-    predicted, measured = comparison["predicted"], comparison["measured"]
+    predicted, measured = (read_plan(run)[side] for side in ("predicted", "measured"))
     assert measured["by_kind"]["feature net"] == predicted["by_kind"]["feature net"] > 0
     assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
     assert measured["by_phase"]["evaluation"] == pytest.approx(predicted["by_phase"]["evaluation"], rel=0.2)
-    without = json.loads(kiln("plan", *TRAIN, "--data", "synthetic", "--num-classes", "4", "--gpu", "A100-80G", "--json").stdout)
-    with_it = json.loads(kiln("plan", *options, "--gpu", "A100-80G", "--json").stdout)
+    without = read_json("plan", *TRAIN, "--data", "synthetic", "--num-classes", "4", "--gpu", "A100-80G")
+    with_it = read_json("plan", *options, "--gpu", "A100-80G")
     assert "evaluation" in with_it["predicted"]["by_phase"] and "evaluation" not in without["predicted"]["by_phase"]
     assert with_it["predicted"]["needed_bytes"] >= without["predicted"]["needed_bytes"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, trained_by_torch
-from conftest import FULL, matrix, succeed, without_origins
+from conftest import FULL, matrix, read_json, succeed, without_origins
 from diffusers import DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from peft import LoraConfig, PeftModel, get_peft_model
 from run_files import STATE, checkpoint, losses, read_config, read_plan, saved, weights_of
@@ -231,7 +231,7 @@ def test_the_plan_knows_one_copy_of_the_base(tmp_path, base, extra):
     assert plan["predicted"]["by_kind"]["constants"] == plan["measured"]["by_kind"]["constants"]
     command = ["plan", *MODEL, "--image-size", 64, "--objective", "epsilon", "--global-batch", 4, "--gpu", "A100-80G", *LORA,
                "--compute-dtype", "bf16"]
-    planned = json.loads(succeed(*command, "--json").stdout)
+    planned = read_json(*command)
     num_base = sum(value.numel() for value in load_file(base).values())
     assert planned["predicted"]["by_kind"]["constants"] == pytest.approx(2 * num_base, rel=0.01)
     assert planned["predicted"]["by_kind"]["master"] < 0.05 * 4 * num_base

@@ -11,7 +11,7 @@ from conftest import succeed
 from PIL import Image
 from run_files import events, read_config, read_plan
 from safetensors.torch import load_file, save_file
-from test_evaluate import TRAIN, as_folder, as_npz, pictures
+from test_evaluate import TRAIN, as_folder, as_npz, pictures, two_classes
 
 DRAW = ["--num-images", "6", "--num-sampling-steps", "2"]
 
@@ -20,12 +20,7 @@ DRAW = ["--num-images", "6", "--num-sampling-steps", "2"]
 def run(tmp_path_factory):
     """A short run that keeps two averages, and its pictures."""
     root = tmp_path_factory.mktemp("protocol")
-    for name in "ab":
-        folder = root / "data" / name
-        folder.mkdir(parents=True)
-        for i, image in enumerate(pictures(10, ord(name))):
-            Image.fromarray(image).save(folder / f"{i}.png")
-    succeed("train", *TRAIN, "--data", root / "data", "--out", root / "run", "--max-steps", "3", "--lr", "0.05",
+    succeed("train", *TRAIN, "--data", two_classes(root / "data"), "--out", root / "run", "--max-steps", "3", "--lr", "0.05",
             "--ema-decay", "0.5,0.99")
     return root / "run"
 

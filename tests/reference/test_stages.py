@@ -11,7 +11,7 @@ from pathlib import Path
 import conftest
 import numpy as np
 import pytest
-from conftest import FULL, REPOSITORY, program, succeed, without_warnings
+from conftest import FULL, REPOSITORY, program, read_json, succeed, without_warnings
 from interruptions import until_interrupted, wait_while_running
 from pictures import noise_picture, unequal_caption
 from run_files import checkpoint, events, kill_after, num_steps, read_config, saved, step_lines
@@ -334,7 +334,7 @@ def test_a_store_grows_and_a_run_keeps_what_it_had(stores, tmp_path):
 
     grown = succeed(*command(tmp_path / "grown", *whole, "--epochs", 1))
     assert "finished after step 6 " in grown.stdout  # 27 / 5
-    plan = json.loads(succeed("plan", *MODEL, "--data", store, "--global-batch", 9, "--epochs", 2, "--gpu", "cpu", "--json").stdout)
+    plan = read_json("plan", *MODEL, "--data", store, "--global-batch", 9, "--epochs", 2, "--gpu", "cpu")
     assert plan["predicted"]["steps"] == 6
 
 
@@ -407,7 +407,7 @@ def test_the_way_of_the_guide_with_openclipart(tmp_path):
 
 def test_a_plan_of_stages_has_the_worst_memory_and_the_sum_of_times(two_stages):
     path, _, _ = two_stages
-    plan = json.loads(succeed("plan", *MODEL, "--global-batch", 5, "--recipe", path, "--gpu", "RTX-4090", "--json").stdout)
+    plan = read_json("plan", *MODEL, "--global-batch", 5, "--recipe", path, "--gpu", "RTX-4090")
     assert plan["steps"] == FIRST + SECOND
     alone = [stage["predicted"] for stage in plan["stages"]]
     assert [stage["steps"] for stage in alone] == [FIRST, SECOND]
