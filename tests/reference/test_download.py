@@ -98,15 +98,17 @@ def server():
     server.close()
 
 
+def caches_of_its_own(folder, server):
+    return {"HF_HOME": str(folder / "hf"), "KILN_CACHE": str(folder / "own"), "HF_ENDPOINT": server.url, "HOME": str(folder),
+            "PATH": os.environ["PATH"], "OMP_WAIT_POLICY": "passive",
+            "https_proxy": "http://127.0.0.1:9"}  # the authors' own address is never reached
+
+
 @pytest.fixture
 def run(tmp_path, server):
     """run(*arguments) of kiln with caches of its own and the server as hub and mirror."""
     def call(*arguments, mirror=True, limit_bytes=None, timeout=300, **environment):
-        names = {"HF_HOME": str(tmp_path / "hf"), "KILN_CACHE": str(tmp_path / "own"), "HF_ENDPOINT": server.url,
-                 "HOME": str(tmp_path), "PATH": os.environ["PATH"], "OMP_WAIT_POLICY": "passive",
-                 "https_proxy": "http://127.0.0.1:9"}  # the authors' own address is never reached
-        if mirror:
-            names["KILN_MIRROR"] = server.url
+        names = caches_of_its_own(tmp_path, server) | ({"KILN_MIRROR": server.url} if mirror else {})
         if not limit_bytes:
             return run_program("kiln", *arguments, timeout=timeout, env=names | environment, cwd=tmp_path)
         limited = ["bash", "-c", f'trap "" XFSZ; ulimit -f {limit_bytes // 1024}; exec "$@"', "_", program("kiln"), *map(str, arguments)]
@@ -145,7 +147,15 @@ def error_line(result):
     return lines[0]
 
 
+def content(result):
+    """Of the file that a download names."""
+    assert result.returncode == 0, result.stderr
+    return Path(result.stdout.strip()).read_bytes()
+
+
 BODY = bytes(range(256)) * 5000
+TAG = '"' + hashlib.md5(BODY).hexdigest() + '"'
+HALF = len(BODY) // 2
 
 
 def test_a_file_is_fetched_once_and_trusted(run, server, tmp_path):
@@ -167,9 +177,7 @@ def test_a_file_is_fetched_once_and_trusted(run, server, tmp_path):
 def test_cut_connections_go_on(run, server):
     server.files["/" + OWN] = BODY
     server.cuts = 3
-    result = run("download", "DiT-XL-2-512x512")
-    assert result.returncode == 0, result.stderr
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     asked = server.requests_of("/" + OWN)
     assert [headers.get("Range") for headers in asked] == [None, "bytes=640000-", "bytes=960000-", "bytes=1120000-"]
     assert all("If-Range" in headers for headers in asked[1:])
@@ -177,12 +185,8 @@ def test_cut_connections_go_on(run, server):
 
 def test_a_process_that_ended_goes_on(run, server, tmp_path):
     server.files["/" + OWN] = BODY
-    partial = tmp_path / "own" / (OWN + ".incomplete")
-    partial.parent.mkdir()
-    partial.write_bytes(BODY[:1000])
-    Path(str(partial) + ".etag").write_text('"' + hashlib.md5(BODY).hexdigest() + '"')
-    result = run("download", "DiT-XL-2-512x512")
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    leave_partial(tmp_path, BODY[:1000], TAG)
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     assert server.requests_of("/" + OWN)[0]["Range"] == "bytes=1000-"
 
 
@@ -190,16 +194,10 @@ def test_a_process_that_ended_goes_on(run, server, tmp_path):
 def test_a_rest_that_does_not_fit_is_not_appended(run, server, tmp_path, how):
     server.files["/" + OWN] = BODY
     server.ranges, server.etag = how != "no ranges", how != "no etag"
-    partial = tmp_path / "own" / (OWN + ".incomplete")
-    partial.parent.mkdir()
-    partial.write_bytes(b"x" * 1000)
-    Path(str(partial) + ".etag").write_text('"another"' if how == "changed" else "")
-    result = run("download", "DiT-XL-2-512x512")
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    leave_partial(tmp_path, b"x" * 1000, '"another"' if how == "changed" else "")
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
 
 
-TAG = '"' + hashlib.md5(BODY).hexdigest() + '"'
-HALF = len(BODY) // 2
 REST = {"Content_Length": HALF, "Content_Range": f"bytes {HALF}-{len(BODY) - 1}/{len(BODY)}", "ETag": TAG}
 
 
@@ -218,9 +216,7 @@ REST = {"Content_Length": HALF, "Content_Range": f"bytes {HALF}-{len(BODY) - 1}/
 def test_finding_4_versions_are_not_joined(run, server, tmp_path, rest):
     leave_partial(tmp_path, b"x" * HALF, '"old"')
     server.files["/" + OWN], server.wrong["/" + OWN] = BODY, [rest]
-    result = run("download", "DiT-XL-2-512x512")
-    assert result.returncode == 0, result.stderr
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     asked = server.requests_of("/" + OWN)
     assert asked[0]["Range"] == f"bytes={HALF}-" and "Range" not in asked[1]
     assert kept(tmp_path) == [f"own/{OWN}", f"own/{OWN}.sha256"]
@@ -233,7 +229,7 @@ def test_finding_4_the_total_is_that_of_the_beginning(run, server, tmp_path):
     server.wrong["/" + OWN] = [answer(416, b"", Content_Length=0, Content_Range=f"bytes */{HALF}", ETag=TAG),
                                answer(200, BODY[:HALF], Content_Length=len(BODY), ETag=TAG),
                                answer(206, BODY[HALF:], **REST | {"Content_Range": f"bytes {HALF}-{len(BODY) - 1}/{len(BODY) + 1}"})]
-    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     assert [headers.get("Range") for headers in server.requests_of("/" + OWN)] == [f"bytes={HALF}-", None, f"bytes={HALF}-", None]
 
 
@@ -242,12 +238,12 @@ def test_finding_4_a_rest_that_fits_is_appended(run, server, tmp_path):
     server.wrong["/" + OWN] = [answer(206, BODY[HALF:HALF + 1000], **REST | {"Content_Length": 1000}),  # a part of the rest
                                answer(206, BODY[HALF + 1000:], Content_Length=HALF - 1000, ETag=TAG,
                                       Content_Range=f"bytes {HALF + 1000}-{len(BODY) - 1}/{len(BODY)}")]
-    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
 
 
 def test_finding_4_what_is_whole_needs_its_name_only(run, server, tmp_path):
     leave_partial(tmp_path, BODY, f"{TAG}\n{len(BODY)}\n")
-    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     assert server.log == []
 
 
@@ -351,9 +347,7 @@ def test_a_failed_mirror_falls_back(run, server, broken):
     other = Server()
     try:
         server.files["/" + OWN] = BODY
-        result = run("download", "DiT-XL-2-512x512", "--mirror", broken or other.url, "--mirror", server.url, mirror=False)
-        assert result.returncode == 0, result.stderr
-        assert Path(result.stdout.strip()).read_bytes() == BODY
+        assert content(run("download", "DiT-XL-2-512x512", "--mirror", broken or other.url, "--mirror", server.url, mirror=False)) == BODY
         assert len(other.log) == (0 if broken else 1)
     finally:
         other.close()
@@ -370,9 +364,7 @@ def test_a_failed_mirror_falls_back_to_the_origin(run, server):
 def test_an_error_of_the_server_passes(run, server, tmp_path):
     """Status 503, then the file."""
     server.files["/" + OWN], server.status["/" + OWN] = BODY, [503, 503]
-    result = run("download", "DiT-XL-2-512x512")
-    assert result.returncode == 0, result.stderr
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     assert len(server.requests_of("/" + OWN)) == 3
 
 
@@ -546,10 +538,9 @@ def test_the_check_of_published_fids_is_rehearsed(server, tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / HASHED).rename(tmp_path / "own" / HASHED)  # as fetched before: its published hash is known
     serve("pt_inception-2015-12-05-6726825d.pth", lambda path: torch.save(random_inception_weights(), path))
-    names = {"HF_HOME": str(tmp_path / "hf"), "KILN_CACHE": str(tmp_path / "own"), "HF_ENDPOINT": server.url, "KILN_MIRROR": server.url,
-             "HOME": str(tmp_path), "PATH": os.environ["PATH"], "https_proxy": "http://127.0.0.1:9", "KILN_BUILD": str(program("kiln").parent),
-             "OMP_WAIT_POLICY": "passive", "FID_IMAGES": "3", "FID_DEVICE": "cpu", "FID_OPTIONS": '--num-sampling-steps 1 --model-config {"depth":1}'}
-
+    names = caches_of_its_own(tmp_path, server) | {
+        "KILN_MIRROR": server.url, "KILN_BUILD": str(program("kiln").parent), "FID_IMAGES": "3", "FID_DEVICE": "cpu",
+        "FID_OPTIONS": '--num-sampling-steps 1 --model-config {"depth":1}'}
     result = subprocess.run([FIDS, "1", tmp_path / "fid"], capture_output=True, text=True, timeout=600, env=names)
     fids = [json.loads((tmp_path / f"fid/{size}/result.json").read_text())["metrics"]["fid"] for size in (256, 512)]
     lines = [line for line in result.stdout.splitlines() if line.startswith(("DiT-XL/2 at", "of 3"))]

@@ -8,13 +8,17 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import matrix, program, run_command, succeed
+from conftest import assert_refused, matrix, program, run_command, succeed
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image
+from pictures import noise_picture
+from run_files import losses
 from safetensors.numpy import load_file
 from test_images import center_crop, extract_pixels, names_of
 
 SIZE = 32
+TRAIN = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4, "--image-size", SIZE,
+         "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
 
 
 def write_pictures(folder, count, broken=(), small=()):
@@ -23,7 +27,7 @@ def write_pictures(folder, count, broken=(), small=()):
         path = folder / f"class-{index % 3}" / f"{index:04}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         side = SIZE // 2 if index in small else SIZE + index % 5
-        Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(path)
+        noise_picture(rng, side, side).save(path)
         if index in broken:
             path.write_bytes(path.read_bytes()[:60])
 
@@ -176,9 +180,9 @@ def test_small_pictures_are_enlarged_as_dit_does(kiln, tmp_path):
     rng = np.random.default_rng(3)
     pictures = {}
     for index, (height, width) in enumerate([(SIZE, SIZE), (9, 9), (SIZE - 1, 3 * SIZE), (40, 17), (SIZE + 3, SIZE - 9)]):
-        pictures[f"{index}.png"] = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        pictures[f"{index}.png"] = noise_picture(rng, height, width)
         pictures[f"{index}.png"].save(tmp_path / "in" / f"{index}.png")
-    pixels = extract_pixels(kiln, tmp_path / "in", tmp_path / "out", SIZE, "--enlarge")
+    pixels = extract_pixels(tmp_path / "in", tmp_path / "out", SIZE, "--enlarge")
     assert pixels.keys() == pictures.keys()
     for name, picture in pictures.items():
         np.testing.assert_array_equal(pixels[name], center_crop(picture, SIZE))
@@ -209,33 +213,25 @@ def test_other_settings_and_other_pictures_are_refused(kiln, tiny_vae, tmp_path)
     done = succeed(*arguments(tmp_path / "in", out))
     assert "complete with 6 samples" in done.stdout
     for more in (("pixels", "--flip", "both"), ("pixels", "--dtype", "bf16"), (folder,)):
-        refused = kiln(*arguments(tmp_path / "in", out, *more))
-        assert refused.returncode != 0
-        assert "store of other settings" in refused.stderr and len(refused.stderr.strip().splitlines()) == 1
+        assert_refused(arguments(tmp_path / "in", out, *more), "store of other settings", code=None)
     write_pictures(tmp_path / "in", 7)
     assert "images_xxh3" in kiln(*arguments(tmp_path / "in", out)).stderr
     assert bytes_of(out) == before
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"--data": "nowhere"}, "expected a folder of images or a .tar, got nothing"),
-        ({"--image-size": "33"}, "multiple of 2, got 33"),
-        ({"--flip": "left"}, "--flip: expected none or both, got left"),
-        ({"--dtype": "int8"}, "int8"),
-        ({"--autoencoder": "nowhere"}, "nowhere does not exist"),
-        ({"--shard-size": "0"}, "--shard-size"),
-    ],
-)
-def test_impossible_options_leave_nothing_behind(kiln, tiny_vae, tmp_path, change, message):
+@pytest.mark.parametrize("change, message", [
+    ({"--data": "nowhere"}, "expected a folder of images or a .tar, got nothing"),
+    ({"--image-size": "33"}, "multiple of 2, got 33"),
+    ({"--flip": "left"}, "--flip: expected none or both, got left"),
+    ({"--dtype": "int8"}, "int8"),
+    ({"--autoencoder": "nowhere"}, "nowhere does not exist"),
+    ({"--shard-size": "0"}, "--shard-size"),
+])
+def test_impossible_options_leave_nothing_behind(tiny_vae, tmp_path, change, message):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 2)
-    options = {"--data": tmp_path / "in", "--autoencoder": folder, "--image-size": 32, "--out": tmp_path / "out"}
-    options |= change
-    result = kiln("extract", *(part for pair in options.items() for part in pair))
-    assert result.returncode != 0
-    assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    options = {"--data": tmp_path / "in", "--autoencoder": folder, "--image-size": 32, "--out": tmp_path / "out"} | change
+    assert_refused(["extract", *(part for pair in options.items() for part in pair)], message, code=None)
     assert not (tmp_path / "out").exists()
 
 
@@ -264,37 +260,31 @@ def test_training_on_images_is_training_on_their_store(tiny_vae, tmp_path):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 10)
     for autoencoder, tolerance in (("pixels", 0), (folder, 1e-4)):
-        losses = []
+        found = []
         name = "pixels" if autoencoder == "pixels" else "kl"
         out = tmp_path / f"store-{name}"
         succeed(*arguments(tmp_path / "in", out, autoencoder, "--flip", "both"))
         for data in (tmp_path / "in", out):
             run = tmp_path / f"run-{name}-{data.name}"
-            options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2]
-            options += ["--patch-size", 4, "--data", data, "--autoencoder", autoencoder, "--image-size", SIZE]
-            options += ["--out", run, "--max-steps", 4, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
-            succeed(*options)
-            lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-            losses.append([line["loss"] for line in lines if "loss" in line])
-        assert len(losses[0]) == 4
-        np.testing.assert_allclose(losses[0], losses[1], rtol=tolerance)
+            succeed(*TRAIN, "--data", data, "--autoencoder", autoencoder, "--out", run, "--max-steps", 4)
+            found.append(losses(run))
+        assert len(found[0]) == 4
+        np.testing.assert_allclose(found[0], found[1], rtol=tolerance)
 
 
 def test_training_on_small_images_enlarges_them_when_asked(tmp_path):
     """fast-DiT's recipe without a store, on pictures as ImageNet's are: as training on their store."""
     write_pictures(tmp_path / "in", 6, small={3})
-    options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4]
-    options += ["--image-size", SIZE, "--max-steps", 2, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
+    options = [*TRAIN, "--max-steps", 2]
     without = succeed(*options, "--data", tmp_path / "in", "--autoencoder", "pixels", "--out", tmp_path / "without")
     assert "0003.png is too small" in without.stderr and "--enlarge" in without.stderr
     assert "5 samples" in without.stdout
     store = arguments(tmp_path / "in", tmp_path / "store", "pixels", "--enlarge")
     succeed(*store)
-    losses = []
+    found = []
     for data, more in [(tmp_path / "in", ["--autoencoder", "pixels", "--enlarge"]), (tmp_path / "store", [])]:
         run = tmp_path / f"run-{data.name}"
         result = succeed(*options, "--data", data, "--out", run, *more)
         assert "6 samples: 1.0 steps an epoch, 2.0 epochs in 2 steps" in result.stdout
-        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        losses.append([line["loss"] for line in lines if "loss" in line])
-    assert len(losses[0]) == 2 and losses[0] == losses[1]
+        found.append(losses(run))
+    assert len(found[0]) == 2 and found[0] == found[1]

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import matrix, program, succeed
+from conftest import assert_fails, matrix, program, succeed
 from interruptions import until_interrupted, wait_while_running
 from safetensors.numpy import load_file
 from test_extract import arguments as extract_arguments
@@ -18,9 +18,8 @@ from test_ranks import start_by_hand
 from test_sample import weights  # noqa: F401
 
 
-def extract(kiln, *arguments):
-    result = succeed(*extract_arguments(*arguments), timeout=60)
-    return result
+def extract(*arguments):
+    return succeed(*extract_arguments(*arguments), timeout=60)
 
 
 def contents(store):
@@ -42,33 +41,33 @@ def assert_same_contents(got, want, tolerance=0):
         np.testing.assert_allclose(mean, expected, atol=tolerance, rtol=0)
 
 
-def assert_verified(kiln, store):
+def assert_verified(store):
     succeed("store", "verify", store)
     assert not list(store.glob("part-*")) and not list(store.glob("*.partial"))
 
 
 @pytest.mark.parametrize("count, batch, ranks", matrix([(23, 4, 2), (3, 2, 3)], [(5, 8, 2)]))
-def test_one_store_of_all_ranks(kiln, tmp_path, count, batch, ranks):
+def test_one_store_of_all_ranks(tmp_path, count, batch, ranks):
     """Uneven counts; the second and third leave a rank without work."""
     write_pictures(tmp_path / "in", count)
     options = ["pixels", "--batch", batch, "--shard-size", 5]
-    extract(kiln, tmp_path / "in", tmp_path / "alone", *options)
-    extract(kiln, tmp_path / "in", tmp_path / "store", *options, "--nproc", ranks)
+    extract(tmp_path / "in", tmp_path / "alone", *options)
+    extract(tmp_path / "in", tmp_path / "store", *options, "--nproc", ranks)
     assert_same_contents(tmp_path / "store", tmp_path / "alone")
-    assert_verified(kiln, tmp_path / "store")
-    again = extract(kiln, tmp_path / "in", tmp_path / "store", *options, "--nproc", ranks)
+    assert_verified(tmp_path / "store")
+    again = extract(tmp_path / "in", tmp_path / "store", *options, "--nproc", ranks)
     assert f"is complete with {count} samples: nothing to do" in again.stdout
 
 
-def test_latents_and_skipped_pictures(kiln, tiny_vae, tmp_path):
+def test_latents_and_skipped_pictures(tiny_vae, tmp_path):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 22, broken=(3, 15), small=(20,))
     options = [folder, "--batch", 4, "--flip", "both"]
-    extract(kiln, tmp_path / "in", tmp_path / "alone", *options)
-    result = extract(kiln, tmp_path / "in", tmp_path / "store", *options, "--nproc", 2)
+    extract(tmp_path / "in", tmp_path / "alone", *options)
+    result = extract(tmp_path / "in", tmp_path / "store", *options, "--nproc", 2)
     assert "3 of 22 pictures are broken or smaller" in result.stdout
     assert_same_contents(tmp_path / "store", tmp_path / "alone", tolerance=1e-5)  # other batches: other rounding
-    assert_verified(kiln, tmp_path / "store")
+    assert_verified(tmp_path / "store")
 
 
 def test_an_interrupted_extraction_goes_on(kiln, tiny_vae, tmp_path):
@@ -100,15 +99,15 @@ def test_an_interrupted_extraction_goes_on(kiln, tiny_vae, tmp_path):
         assert "another process is writing this store" in result.stderr
         time.sleep(0.2)
     assert "going on behind them" in result.stderr
-    extract(kiln, tmp_path / "in", tmp_path / "alone", folder)
+    extract(tmp_path / "in", tmp_path / "alone", folder)
     assert_same_contents(tmp_path / "store", tmp_path / "alone", tolerance=1e-5)
-    assert_verified(kiln, tmp_path / "store")
+    assert_verified(tmp_path / "store")
 
 
-def test_a_broken_picture_ends_all_ranks(kiln, tmp_path):
+def test_a_broken_picture_ends_all_ranks(tmp_path):
     write_pictures(tmp_path / "in", 12, broken=(8,))
-    result = kiln(*extract_arguments(tmp_path / "in", tmp_path / "store", "pixels", "--strict", "--nproc", 2), timeout=60)
-    assert result.returncode != 0 and "(--strict)" in result.stderr
+    assert_fails("(--strict)", *extract_arguments(tmp_path / "in", tmp_path / "store", "pixels", "--strict", "--nproc", 2), code=None,
+                 timeout=60)
     assert not (tmp_path / "store" / "store.json").exists()
 
 
@@ -178,8 +177,7 @@ def test_other_builds_are_refused_on_every_rank(kiln, weights, tmp_path):
 
 
 def test_other_settings_are_refused_on_every_rank(weights, tmp_path):
-    commands = [[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", 1)] for _ in range(2)]
-    assert [code for _, code in start_by_hand(commands)] == [0, 0]
-    commands = [[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", 2)] for _ in range(2)]
-    for (_, stderr), code in start_by_hand(commands):
+    with_seed = lambda seed: start_by_hand([[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", seed)]] * 2)
+    assert [code for _, code in with_seed(1)] == [0, 0]
+    for (_, stderr), code in with_seed(2):
         assert code == 1 and "drawn with other settings: seed" in stderr
