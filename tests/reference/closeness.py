@@ -76,3 +76,21 @@ def trained_by_torch(parameters, loss_of, steps, micro=1, clip=None, warmup=1, a
         optimizer.step()
         after_step()
     return torch.tensor(losses), torch.tensor(norms)
+
+
+@torch.no_grad()
+def assert_guided_samples(conformance, name, config, model, halves, sampler, scheduler, settings, predict, steps, scale=4.5):
+    """Kiln's samples of the text model `name` against a loop with a scheduler of diffusers. halves: inputs with captions and masks,
+    those to follow and those to be guided away from. predict(x, t, captions, mask): the part of the prediction that is followed."""
+    captions = [(half["caption_embeds"], mask) for half, mask in zip(halves, (halves[0]["caption_mask"], halves[1]["caption_mask"].flip(0)))]
+    inputs = {"noise": halves[0]["x"]} | {prefix + key: value for prefix, pair in zip(("", "uncond_"), captions)
+                                          for key, value in zip(("caption_embeds", "caption_mask"), pair)}
+    got = conformance("sample", model=name, model_config=config, weights=model.state_dict(), inputs=inputs,
+                      config=dict(sampler=dict(type=sampler, steps=steps, scheduler=settings), cfg_scale=scale))
+    scheduler.set_timesteps(steps)
+    assert_close(got["timesteps"], scheduler.timesteps.float(), 1e-6)
+    x = inputs["noise"]
+    for i, t in enumerate(scheduler.timesteps):
+        cond, uncond = (predict(x, t.float().expand(2), *pair) for pair in captions)
+        x = scheduler.step(uncond + scale * (cond - uncond), t, x).prev_sample
+        assert_close(got["samples"][i], x, 1e-3)

@@ -12,9 +12,9 @@ from dit_torch import DiT, randomise_
 from PIL import Image
 from pipelines import text_encoder, tiny_kl
 from pixart_torch import PixArt
-from run_files import read_config
+from run_files import checkpoint, read_config
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 NAMES = ["cats & dogs", "birds", "fish", "trees"]
 TINY = dict(input_size=8, patch_size=2, in_channels=3, hidden_size=64, depth=2, num_heads=4, num_classes=4, learn_sigma=False)
@@ -40,16 +40,16 @@ def once(make):
 
 def make_run(run, weights, info):
     """A run as kiln train leaves it, with an average beside its weights."""
-    checkpoint = run / "checkpoints" / "step-00000010"
-    checkpoint.mkdir(parents=True)
+    folder = checkpoint(run, 10)
+    folder.mkdir(parents=True)
     (run / "config.json").write_text(json.dumps(dict(ema_decays=[0.9999], class_names=[]) | info))
     for name in ("model", "ema"):
         state = {key: value.contiguous() * (1 if name == "ema" else 0.5) for key, value in weights.items()}
-        save_file(state, checkpoint / f"{name}.safetensors")
-    (checkpoint / "train_state.json").write_text(json.dumps(dict(
+        save_file(state, folder / f"{name}.safetensors")
+    (folder / "train_state.json").write_text(json.dumps(dict(
         format_version=1, seed=0, step=10, images_seen=80, updates=10, loss_scale=1.0, scaler_good_steps=0, bad_steps=0,
         train_seconds=1.0, num_threads=1, machine="", config={},
-        files={path.name: path.stat().st_size for path in checkpoint.glob("*.safetensors")})))
+        files={path.name: path.stat().st_size for path in folder.glob("*.safetensors")})))
     return run
 
 
@@ -119,6 +119,12 @@ def refusal(*arguments):
     line = conftest.refusal(*arguments, lines=of_refusal)
     assert len(line) < 700, line
     return line
+
+
+def bare_weights(run, folder):
+    """The average of dit_run without anything about it."""
+    save_file(load_file(checkpoint(run, 10) / "ema.safetensors"), folder / "bare.safetensors")
+    return folder / "bare.safetensors"
 
 
 def record_of(path):

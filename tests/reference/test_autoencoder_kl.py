@@ -46,6 +46,10 @@ def run_diffusers(model, inputs):
     return dict(moments=moments, image=image), gradients_by_name(model, loss)
 
 
+def forward(conformance, model, inputs, *flags, config=TINY, **more):
+    return conformance("forward", *flags, model="autoencoder_kl", config=config, **dict(weights=model.state_dict()) | more, inputs=inputs)
+
+
 def old_generation(state, as_convolutions=False):
     """A state dict with the attention names (and optionally the shapes) of the first generation of files."""
     old = {}
@@ -62,8 +66,7 @@ def old_generation(state, as_convolutions=False):
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_outputs_and_gradients_equal_diffusers(conformance, config):
     model, inputs = model_of(config), inputs_of(config)
-    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=config | {"_class_name": "AutoencoderKL"},
-                          weights=model.state_dict(), inputs=inputs)
+    outputs = forward(conformance, model, inputs, "--backward", config=config | {"_class_name": "AutoencoderKL"})
     assert_equals(outputs, run_diffusers(model, inputs))
 
 
@@ -72,7 +75,7 @@ def test_old_keys_give_the_same(conformance, as_convolutions):
     model, inputs = model_of(TINY), inputs_of(TINY)
     weights = old_generation(model.state_dict(), as_convolutions)
     assert "encoder.mid_block.attentions.0.proj_attn.weight" in weights
-    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=weights, inputs=inputs)
+    outputs = forward(conformance, model, inputs, "--backward", weights=weights)
     want, gradients = run_diffusers(model, inputs)
     assert_equals(outputs, (want, old_generation(gradients, as_convolutions)))
 
@@ -81,16 +84,14 @@ def test_image_or_latent_alone(conformance):
     model, inputs = model_of(TINY), inputs_of(TINY)
     want, _ = run_diffusers(model, inputs)
     for given, made in (("image", "moments"), ("latent", "image")):
-        outputs = conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                              inputs={given: inputs[given]})
+        outputs = forward(conformance, model, {given: inputs[given]})
         assert set(outputs) == {made}
         assert_close(outputs[made], want[made])
 
 
 def test_bf16_is_close_to_f32(conformance):
     model, inputs = model_of(TINY), inputs_of(TINY)
-    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                          inputs=inputs, dtype="bf16")
+    outputs = forward(conformance, model, inputs, "--backward", dtype="bf16")
     want = run_diffusers(model, inputs)
     assert_equals(outputs, want, FORWARD_BF16, GRADIENT_BF16, peak=False)
     if MULTIPLIES_BF16:
@@ -112,7 +113,7 @@ def test_norm_eps(conformance):
     """1e-5 for 1e-6 must show, in any one of the norms."""
     model, inputs = shrink_activations_(model_of(TINY)), inputs_of(TINY)
     inputs = {name: inputs[name] for name in ("image", "latent")}
-    outputs = conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(), inputs=inputs)
+    outputs = forward(conformance, model, inputs)
 
     def violation_of(part):
         if part == "encoder":
@@ -179,8 +180,7 @@ def test_odd_sizes(conformance, height, width):
     image = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(4))
     moments = model.encode(image).latent_dist.parameters
     grad = torch.randn_like(moments)
-    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                          inputs={"image": image, "grad_moments": grad})
+    outputs = forward(conformance, model, {"image": image, "grad_moments": grad}, "--backward")
     assert_close(outputs["moments"], moments)
     names, parameters = zip(*model.named_parameters())
     gradients = torch.autograd.grad((moments * grad).sum(), parameters, allow_unused=True)
@@ -191,8 +191,7 @@ def test_an_output_without_a_gradient_is_no_part_of_the_loss(conformance):
     model, inputs = model_of(TINY), inputs_of(TINY)
     for absent, half in (("grad_moments", "decoder"), ("grad_image", "encoder")):
         given = {name: tensor for name, tensor in inputs.items() if name != absent}
-        outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY,
-                              weights=model.state_dict(), inputs=given)
+        outputs = forward(conformance, model, given, "--backward")
         zeroed = inputs | {absent: torch.zeros_like(inputs[absent])}
         want, gradients = run_diffusers(model, zeroed)
         for name, output in want.items():
@@ -206,12 +205,10 @@ def test_an_output_without_a_gradient_is_no_part_of_the_loss(conformance):
 def test_absent_keys_are_diffusers_defaults(conformance):
     model = model_of({}, seed=2)
     image = torch.randn(1, 3, 8, 8)
-    outputs = conformance("forward", model="autoencoder_kl", config={"_class_name": "AutoencoderKL"},
-                          weights=model.state_dict(), inputs={"image": image})
+    outputs = forward(conformance, model, {"image": image}, config={"_class_name": "AutoencoderKL"})
     assert_close(outputs["moments"], model.encode(image).latent_dist.parameters)
     nulls = {key: None for key in ("shift_factor", "latents_mean", "latents_std", "layers_per_block", "act_fn")}
-    again = conformance("forward", model="autoencoder_kl", config=nulls, weights=model.state_dict(),
-                        inputs={"image": image})
+    again = forward(conformance, model, {"image": image}, config=nulls)
     assert torch.equal(outputs["moments"], again["moments"])
 
 
@@ -227,7 +224,7 @@ def test_tiles_equal_diffusers(conformance, config, height, width):
     model, inputs = model_of(config), inputs_of(config, height, width)
     model.enable_tiling()
     assert (model.tile_sample_min_size, model.tile_latent_min_size) == (32, 8)
-    outputs = conformance("forward", model="autoencoder_kl", config=config, weights=model.state_dict(), inputs=inputs, tile=32, tile_stride=24)
+    outputs = forward(conformance, model, inputs, config=config, tile=32, tile_stride=24)
     with torch.no_grad():
         moments, image = model.encode(inputs["image"]).latent_dist.parameters, model.decode(inputs["latent"]).sample
         model.disable_tiling()
@@ -241,8 +238,7 @@ def test_no_line_is_seen_where_tiles_meet(conformance):
     """What a tile does not see changes its values, by as much at a seam as within; from pixel to pixel no more than anywhere."""
     model, image = model_of(TINY), picture(160)
     latent = model.encode(image).latent_dist.mode()
-    run = lambda **tiles: conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                                      inputs={"image": image, "latent": latent / latent.std()}, **tiles)
+    run = lambda **tiles: forward(conformance, model, {"image": image, "latent": latent / latent.std()}, **tiles)
     whole, tiled = run(), run(tile=64, tile_stride=48)
     for name, scale, channels in (("moments", 4, 4), ("image", 1, 3)):
         error = seam_errors(whole[name][:, :channels], tiled[name][:, :channels], 48 // scale, 16 // scale)

@@ -135,14 +135,18 @@ def shrink_tokens_(model, factor=1e-3):
     return model
 
 
+def assert_notices(conformance, model, least, **wrong):
+    """Kiln's output is the model's, and more than `least` tolerances from that of one that is wrong."""
+    output = output_of(conformance, model.state_dict())
+    assert_close(output, run_torch(model, inputs_of(TINY))[0])
+    other = DiT(**TINY, **wrong)
+    other.load_state_dict(model.state_dict())
+    assert violation(output, run_torch(other, inputs_of(TINY))[0], FORWARD) > least
+
+
 def test_norm_eps(conformance):
     model = shrink_tokens_(randomise_(DiT(**TINY))).eval()
-    inputs = inputs_of(TINY)
-    output = output_of(conformance, model.state_dict())
-    assert_close(output, run_torch(model, inputs)[0])
-    wrong = DiT(**TINY, norm_eps=1e-5)
-    wrong.load_state_dict(model.state_dict())
-    assert violation(output, run_torch(wrong, inputs)[0], FORWARD) > 100
+    assert_notices(conformance, model, 100, norm_eps=1e-5)
 
 
 def test_gelu_is_the_tanh_form(conformance):
@@ -151,12 +155,7 @@ def test_gelu_is_the_tanh_form(conformance):
         for block in model.blocks:
             block.mlp.fc1.weight.mul_(2)  # the two forms differ most near 2.5
             block.mlp.fc2.weight.mul_(4)
-    inputs = inputs_of(TINY)
-    output = output_of(conformance, model.state_dict())
-    assert_close(output, run_torch(model, inputs)[0])
-    wrong = DiT(**TINY, gelu="none")
-    wrong.load_state_dict(model.state_dict())
-    assert violation(output, run_torch(wrong, inputs)[0], FORWARD) > 2
+    assert_notices(conformance, model, 2, gelu="none")
 
 
 def test_training_checkpoint_uses_its_ema(conformance, tmp_path):

@@ -153,6 +153,12 @@ def content(result):
     return Path(result.stdout.strip()).read_bytes()
 
 
+def assert_nothing_left(run, tmp_path, expected, *arguments, **options):
+    """Of a download that ends with one line."""
+    assert expected in error_line(run("download", *arguments, **options))
+    assert kept(tmp_path) == []
+
+
 BODY = bytes(range(256)) * 5000
 TAG = '"' + hashlib.md5(BODY).hexdigest() + '"'
 HALF = len(BODY) // 2
@@ -250,15 +256,13 @@ def test_finding_4_what_is_whole_needs_its_name_only(run, server, tmp_path):
 def test_finding_4_a_server_that_always_mixes_versions_is_given_up(run, server, tmp_path):
     server.wrong["/" + OWN] = [answer(200, BODY[:HALF], Content_Length=len(BODY), ETag=f'"{n}"') if n % 2 == 0 else
                                answer(206, BODY[HALF:], **REST) for n in range(20)]
-    assert "sends parts of different versions" in error_line(run("download", "DiT-XL-2-512x512"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "sends parts of different versions", "DiT-XL-2-512x512")
 
 
 def test_finding_4_a_length_is_required(run, server, tmp_path):
     """Where neither size nor hash is known, half a file would look like all of it."""
     server.wrong["/" + OWN] = [answer(200, BODY[:HALF], ETag=TAG)]
-    assert "does not say how long" in error_line(run("download", "DiT-XL-2-512x512"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "does not say how long", "DiT-XL-2-512x512")
     serve_hub(server)
     path = f"/stabilityai/sd-vae-ft-mse/resolve/{COMMIT}/diffusion_pytorch_model.safetensors"
     server.wrong[path] = [answer(200, BODY[:HALF], ETag=TAG)]  # its size is listed: the rest is asked for
@@ -284,8 +288,7 @@ def test_finding_4_weights_without_a_hash_are_said(run, server):
 def test_finding_4_a_strange_listing_is_one_line(run, server, tmp_path, entries):
     serve_hub(server)
     server.files[f"/api/models/stabilityai/sd-vae-ft-mse/tree/{COMMIT}"] = json.dumps(entries).encode()
-    assert "lists files in another form" in error_line(run("download", "sd-vae-ft-mse"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "lists files in another form", "sd-vae-ft-mse")
 
 
 def test_finding_5_a_partial_file_follows_no_link(run, server, tmp_path):
@@ -319,15 +322,13 @@ def test_finding_15_a_variant_alone_is_not_the_weights(run, server, tmp_path):
 
 def test_a_wrong_hash_or_size_leaves_nothing(run, server, tmp_path):
     server.files["/" + HASHED] = BODY
-    assert "1280000 bytes, 2700611775 are published" in error_line(run("download", "DiT-XL-2-256x256"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "1280000 bytes, 2700611775 are published", "DiT-XL-2-256x256")
 
 
 @pytest.mark.skipif(not FULL, reason="2.7 GB: scripts/test --full")
 def test_a_wrong_hash_at_the_published_size(run, server, tmp_path):
     server.files["/" + HASHED] = bytes(2_700_611_775)
-    assert "9ec1876e4c03" in error_line(run("download", "DiT-XL-2-256x256"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "9ec1876e4c03", "DiT-XL-2-256x256")
 
 
 def test_another_hash_at_the_same_size(run, server, tmp_path):
@@ -393,13 +394,11 @@ def test_redirects_are_followed_without_the_token(run, server):
 @pytest.mark.parametrize("status, expected", [(404, "no such file"), (401, "set HF_TOKEN"), (418, "status 418")])
 def test_refusals(run, server, tmp_path, status, expected):
     server.status["/" + OWN] = status
-    assert expected in error_line(run("download", "DiT-XL-2-512x512"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, expected, "DiT-XL-2-512x512")
 
 
 def test_no_network(run, tmp_path):
-    assert "cannot reach http://127.0.0.1:9" in error_line(run("download", "sd-vae-ft-ema", HF_ENDPOINT="http://127.0.0.1:9"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "cannot reach http://127.0.0.1:9", "sd-vae-ft-ema", HF_ENDPOINT="http://127.0.0.1:9")
 
 
 def test_offline_and_unknown_names(run, tmp_path):
@@ -464,8 +463,7 @@ def test_a_listing_cannot_leave_the_cache(run, server, tmp_path):
     entries = json.loads(server.files[tree])
     entries[1]["oid"] = "../../../escape"
     server.files[tree] = json.dumps(entries).encode()
-    assert "a file that cannot be" in error_line(run("download", "sd-vae-ft-mse"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "a file that cannot be", "sd-vae-ft-mse")
 
 
 def tiny_vae():

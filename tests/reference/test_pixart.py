@@ -3,7 +3,7 @@ training loop on dropped, ragged captions."""
 
 import pytest
 import torch
-from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, gradients_by_name,
+from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_guided_samples, gradients_by_name,
                        trained_by_torch, violation)
 from diffusers import PixArtTransformer2DModel
 from dit_torch import randomise_
@@ -269,21 +269,8 @@ def test_twenty_steps_on_dropped_ragged_captions_equal_torch(conformance):
 
 def test_samples_with_guidance_equal_torch(conformance):
     """The conditional and the unconditional half have captions and masks of their own; sigma is dropped first."""
-    model = random_pixart(TINY)
-    cond, uncond = inputs_of(TINY, batch=2, seed=4), inputs_of(TINY, batch=2, seed=5)
-    steps, scale = 5, 4.5
-    inputs = {"noise": cond["x"], "caption_embeds": cond["caption_embeds"], "caption_mask": cond["caption_mask"],
-              "uncond_caption_embeds": uncond["caption_embeds"], "uncond_caption_mask": uncond["caption_mask"].flip(0)}
-    config = dict(sampler=dict(type="ddim", steps=steps, scheduler=dict(clip_sample=False)), cfg_scale=scale)
-    got = conformance("sample", model="pixart", model_config=TINY, weights=model.state_dict(), config=config,
-                      inputs=inputs)
     from diffusers import DDIMScheduler
-    scheduler = DDIMScheduler(clip_sample=False)
-    scheduler.set_timesteps(steps)
-    x = inputs["noise"]
-    with torch.no_grad():
-        for i, t in enumerate(scheduler.timesteps):
-            halves = [model(x, t.float().expand(2), inputs[prefix + "caption_embeds"],
-                            inputs[prefix + "caption_mask"])[:, :4] for prefix in ("", "uncond_")]
-            x = scheduler.step(halves[1] + scale * (halves[0] - halves[1]), t, x).prev_sample
-            assert_close(got["samples"][i], x, 1e-3)
+    model, settings = random_pixart(TINY), dict(clip_sample=False)
+    halves = [inputs_of(TINY, batch=2, seed=seed) for seed in (4, 5)]
+    assert_guided_samples(conformance, "pixart", TINY, model, halves, "ddim", DDIMScheduler(**settings), settings,
+                          lambda x, t, *captions: model(x, t, *captions)[:, :4], steps=5)

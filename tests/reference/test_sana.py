@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
-from closeness import (FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_gradients_close, gradients_by_name,
-                       gradients_of, trained_by_torch)
+from closeness import (FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_gradients_close, assert_guided_samples,
+                       gradients_by_name, gradients_of, trained_by_torch)
 from diffusers import SanaTransformer2DModel
 from dit_torch import randomise_
 from test_train import assert_moved_alike
@@ -268,24 +268,12 @@ def test_twenty_steps_on_ragged_captions_equal_torch(conformance):
 def test_samples_with_guidance_equal_torch(conformance, sampler):
     from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
     model = random_sana(TINY)
-    cond, uncond = inputs_of(TINY, batch=2, seed=4), inputs_of(TINY, batch=2, seed=5)
-    steps, scale = 6, 4.5
     if sampler == "flow_euler":
-        scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
         settings = dict(shift=3.0)
+        scheduler = FlowMatchEulerDiscreteScheduler(**settings)
     else:
         settings = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
         scheduler = DPMSolverMultistepScheduler(**settings)
-    inputs = {"noise": cond["x"], "caption_embeds": cond["caption_embeds"], "caption_mask": cond["caption_mask"],
-              "uncond_caption_embeds": uncond["caption_embeds"], "uncond_caption_mask": uncond["caption_mask"].flip(0)}
-    got = conformance("sample", model="sana", model_config=TINY, weights=model.state_dict(), inputs=inputs,
-                      config=dict(sampler=dict(type=sampler, steps=steps, scheduler=settings), cfg_scale=scale))
-    scheduler.set_timesteps(steps)
-    assert_close(got["timesteps"], scheduler.timesteps.float(), 1e-6)
-    x = inputs["noise"]
-    with torch.no_grad():
-        for i, t in enumerate(scheduler.timesteps):
-            halves = [model(x, encoder_hidden_states=inputs[prefix + "caption_embeds"], timestep=t.float().expand(2),
-                            encoder_attention_mask=inputs[prefix + "caption_mask"]).sample for prefix in ("", "uncond_")]
-            x = scheduler.step(halves[1] + scale * (halves[0] - halves[1]), t, x).prev_sample
-            assert_close(got["samples"][i], x, 1e-3)
+    halves = [inputs_of(TINY, batch=2, seed=seed) for seed in (4, 5)]
+    predict = lambda x, t, captions, mask: model(x, encoder_hidden_states=captions, timestep=t, encoder_attention_mask=mask).sample
+    assert_guided_samples(conformance, "sana", TINY, model, halves, sampler, scheduler, settings, predict, steps=6)
