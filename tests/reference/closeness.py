@@ -79,10 +79,11 @@ def trained_by_torch(parameters, loss_of, steps, micro=1, clip=None, warmup=1, a
 
 
 @torch.no_grad()
-def assert_guided_samples(conformance, name, config, model, halves, sampler, scheduler, settings, predict, steps, scale=4.5):
-    """Kiln's samples of the text model `name` against a loop with a scheduler of diffusers. halves: inputs with captions and masks,
-    those to follow and those to be guided away from. predict(x, t, captions, mask): the part of the prediction that is followed."""
-    captions = [(half["caption_embeds"], mask) for half, mask in zip(halves, (halves[0]["caption_mask"], halves[1]["caption_mask"].flip(0)))]
+def assert_guided_samples(conformance, name, config, model, halves, sampler, scheduler, settings, predict, steps):
+    """Kiln's samples of the text model `name` against a loop with a scheduler of diffusers. halves: inputs with
+    captions and masks, to follow and to be guided away from. predict(x, t, captions, mask): what is followed."""
+    scale, masks = 4.5, (halves[0]["caption_mask"], halves[1]["caption_mask"].flip(0))
+    captions = [(half["caption_embeds"], mask) for half, mask in zip(halves, masks)]
     inputs = {"noise": halves[0]["x"]} | {prefix + key: value for prefix, pair in zip(("", "uncond_"), captions)
                                           for key, value in zip(("caption_embeds", "caption_mask"), pair)}
     got = conformance("sample", model=name, model_config=config, weights=model.state_dict(), inputs=inputs,

@@ -79,8 +79,8 @@ def read_json(*arguments, **options):
 
 
 def refusal(*arguments, code=1, lines=str.splitlines, **options):
-    """The one line in which kiln refuses. code: the status that it ends with, None for any of a refusal. lines: of stderr's
-    text those that count."""
+    """The one line in which kiln refuses. code: the status that it ends with, None for any of a refusal. lines: of the
+    text on stderr those that count."""
     result = run_program("kiln", *arguments, **options)
     assert is_refusal(result, code), result.stdout + result.stderr
     found = lines(result.stderr.strip())

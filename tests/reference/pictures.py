@@ -11,7 +11,7 @@ def noise_picture(rng, height, width):
 
 
 def captioned_pictures(folder, entries, sizes, seed=0):
-    """A picture of one colour for each of `entries`, which are its line of metadata.jsonl; of `sizes`, (height, width), in turn."""
+    """A picture of one colour for each of `entries`, its line of metadata.jsonl; of `sizes` (height, width) in turn."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     with open(folder / "metadata.jsonl", "w") as file:

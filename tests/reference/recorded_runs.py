@@ -115,8 +115,8 @@ def draw(tmp_path, *arguments, count=2, seed=3):
 
 
 def refusal(*arguments):
-    of_refusal = lambda text: [line for line in text.splitlines() if " is published: " not in line and not line.startswith("note: ")]
-    line = conftest.refusal(*arguments, lines=of_refusal)
+    line = conftest.refusal(*arguments, lines=lambda text: [
+        line for line in text.splitlines() if " is published: " not in line and not line.startswith("note: ")])
     assert len(line) < 700, line
     return line
 

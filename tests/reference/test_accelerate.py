@@ -121,4 +121,5 @@ def test_damaged_files_are_one_line(tmp_path, text, expected):
 
 
 def test_the_command_line_may_not_contradict(tmp_path):
-    assert_fails("the command line says", *command(tmp_path, cluster(tmp_path, SECTION), "--zero-stage", 3), timeout=60, code=None)
+    assert_fails("the command line says", *command(tmp_path, cluster(tmp_path, SECTION), "--zero-stage", 3), timeout=60,
+                 code=None)

@@ -47,7 +47,8 @@ def run_diffusers(model, inputs):
 
 
 def forward(conformance, model, inputs, *flags, config=TINY, **more):
-    return conformance("forward", *flags, model="autoencoder_kl", config=config, **dict(weights=model.state_dict()) | more, inputs=inputs)
+    return conformance("forward", *flags, model="autoencoder_kl", config=config,
+                       **dict(weights=model.state_dict()) | more, inputs=inputs)
 
 
 def old_generation(state, as_convolutions=False):

@@ -111,7 +111,8 @@ def test_large_tables_use_lanczos(tmp_path):
     picture.save(tmp_path / "in" / "a.png")
     extract(tmp_path / "in", tmp_path / "out", "--buckets", "pixart", "--image-size", 2048, "--enlarge")
     ratios = {key: [8 * height, 8 * width] for key, (height, width) in ASPECT_RATIO_256.items()}
-    np.testing.assert_array_equal(read_store(tmp_path / "out")[0]["a.png"][1], pixart_crop(picture, ratios, InterpolationMode.LANCZOS)[1])
+    np.testing.assert_array_equal(read_store(tmp_path / "out")[0]["a.png"][1],
+                                  pixart_crop(picture, ratios, InterpolationMode.LANCZOS)[1])
 
 
 @pytest.mark.parametrize("layout", ["folder", "square", "tar"])
@@ -229,5 +230,6 @@ def test_errors_are_one_line(tmp_path):
         (["--image-size", "32", "--bucket-min", "3"], "--bucket-min 3 has no effect without --buckets"),
         (["--image-size", "32", "--exif-orientation", "yes"], "--exif-orientation: expected apply or ignore, got yes"),
     ):
-        assert expected in refusal(*arguments(tmp_path / "in", tmp_path / "out", *more), code=None, lines=lambda text: text.splitlines()[-1:])
+        assert expected in refusal(*arguments(tmp_path / "in", tmp_path / "out", *more), code=None,
+                                   lines=lambda text: text.splitlines()[-1:])
         assert not (tmp_path / "out").exists()

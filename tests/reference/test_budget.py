@@ -215,7 +215,8 @@ def test_a_checkpoint_that_is_copied_to_memory_counts(budget_range, tmp_path):
     assert copied == pytest.approx(sum(state[kind] for kind in ("master", "moments", "ema")), abs=20 * MIB)
     budget = int((least + most) / 2 + beside + copied)
     for copy in ("memory", "page-cache"):
-        output, resident = trained(tmp_path / copy, "--memory-budget", budget, "--checkpoint-copy", copy, steps=4, checkpoint_every=1)
+        output, resident = trained(tmp_path / copy, "--memory-budget", budget, "--checkpoint-copy", copy, steps=4,
+                                   checkpoint_every=1)
         assert resident < budget
         if copy == "memory":
             chosen = re.search(r"--recompute (\S+)", output)[1]

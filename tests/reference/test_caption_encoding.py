@@ -21,9 +21,11 @@ COUNT = 12
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """With several captions of unequal weight, with equal ones, and one without."""
-    captions = [[{"text": "a green apple", "weight": 3}, f"two birds on a long fence {i}"][: 1 + i % 2] for i in range(COUNT)]
+    captions = [[{"text": "a green apple", "weight": 3},
+                 f"two birds on a long fence {i}"][: 1 + i % 2] for i in range(COUNT)]
     captions[5] = []
-    return captioned_pictures(tmp_path_factory.mktemp("data") / "pictures", [{"captions": of} for of in captions], [(SIZE, SIZE)])
+    return captioned_pictures(tmp_path_factory.mktemp("data") / "pictures", [{"captions": of} for of in captions],
+                              [(SIZE, SIZE)])
 
 
 @pytest.fixture(scope="module")

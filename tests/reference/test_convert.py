@@ -51,7 +51,8 @@ def pt_file(tmp_path):
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     path = tmp_path / "0000010.pt"
-    torch.save({"model": model, "ema": ema, "opt": optimizer.state_dict(), "args": argparse.Namespace(lr=1e-4, name="x")}, path)
+    state = {"model": model, "ema": ema, "opt": optimizer.state_dict(), "args": argparse.Namespace(lr=1e-4, name="x")}
+    torch.save(state, path)
     return path, model, ema
 
 
@@ -83,7 +84,8 @@ def test_state_dict_layouts(convert, tmp_path):
     odd["blocks.1.attn.proj.weight"] = base[2]  # the same storage, at an offset
     odd["blocks.0.attn.proj.bias"] = torch.nn.Parameter(torch.randn(64))
     torch.save({"module." + key: value for key, value in odd.items()}, tmp_path / "odd.pt")
-    assert_same(load_file(convert(tmp_path / "odd.pt", "odd.safetensors")), {key: value.detach().contiguous() for key, value in odd.items()})
+    assert_same(load_file(convert(tmp_path / "odd.pt", "odd.safetensors")),
+                {key: value.detach().contiguous() for key, value in odd.items()})
     for protocol in (3, 4, 5):
         torch.save(weights, tmp_path / "p.pt", pickle_protocol=protocol)
         assert_same(load_file(convert(tmp_path / "p.pt", f"p{protocol}.safetensors")), weights)
@@ -121,7 +123,8 @@ def test_diffusers_folder_gives_the_same_model(convert, tmp_path):
     weights = randomized_weights()
     save_file(weights, tmp_path / "in.safetensors")
     folder = convert(tmp_path / "in.safetensors", "pipeline")
-    transformer, info = diffusers.DiTTransformer2DModel.from_pretrained(folder / "transformer", output_loading_info=True, local_files_only=True)
+    transformer, info = diffusers.DiTTransformer2DModel.from_pretrained(folder / "transformer",
+                                                                        output_loading_info=True, local_files_only=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     model = DiT(**CONFIG).eval()
     model.load_state_dict(weights)
@@ -199,7 +202,8 @@ def some_keys_wrong(weights):
 
 class TestRefusals:
     @pytest.mark.parametrize("change, out, more, parts", [
-        (lambda weights: weights["pos_embed"].add_(0.01), "pipeline", [], ["pos_embed differs from the sine-cosine table by 0.01"]),
+        (lambda weights: weights["pos_embed"].add_(0.01), "pipeline", [],
+         ["pos_embed differs from the sine-cosine table by 0.01"]),
         (lambda weights: weights.pop("y_embedder.embedding_table.weight"), "pipeline", [], ["no label table"]),
         (some_keys_wrong, "out.safetensors", [],
          ["blocks.0.attn.qkv.bias", "t_embedder.mlp.0.weight", "extra", "blocks.1.mlp.fc2.bias is (3)"]),
@@ -300,7 +304,8 @@ def published(name):
 @pytest.mark.parametrize("name, table, told", [
     *((name, name.replace("autoencoder_kl", "sd-vae"), "248 tensors, 83653863 elements, 83653863 trainable parameters")
       for name in ("autoencoder_kl", "sd-vae", "sd-vae-oldkeys")),
-    *((name, "fid-inception", "566 tensors.* 23850960 trainable parameters") for name in ("inception", "fid-inception"))])
+    ("inception", "fid-inception", "566 tensors.* 23850960 trainable parameters"),
+    ("fid-inception", "fid-inception", "566 tensors.* 23850960 trainable parameters")])
 def test_inspect_prints_the_keys_of_published_files(name, table, told):
     result = succeed("inspect", "--model", name)
     assert sorted(result.stdout.splitlines()) == sorted(published(table))

@@ -64,7 +64,8 @@ def test_pixart_pipeline_back_to_the_repositorys_keys(convert, repository_checkp
 def test_what_diffusers_has_no_class_for_is_refused(tmp_path):
     config = CONFIG | dict(qk_norm=True)
     save_file(randomise_(PixArt(**config)).state_dict(), tmp_path / "model.safetensors")
-    assert_fails("qk_norm: diffusers has no class for it", "convert", "--in", tmp_path / "model.safetensors", "--out", tmp_path / "pipeline")
+    assert_fails("qk_norm: diffusers has no class for it", "convert", "--in", tmp_path / "model.safetensors",
+                 "--out", tmp_path / "pipeline")
     assert not (tmp_path / "pipeline").exists()
 
 
@@ -207,8 +208,8 @@ def test_shipping_11_a_model_of_pixels_asks_for_no_autoencoder_and_takes_none_of
     assert "autoencoder" not in result.stdout
     assert json.loads((tmp_path / "pipeline/model_index.json").read_text())["vae"] == [None, None]
     assert "the model makes pixels" in (tmp_path / "pipeline/README.md").read_text()
-    assert_fails("makes latents of 4 channels, and the model takes 3", "convert", "--in", weights, "--out", tmp_path / "other",
-                 "--vae", tiny_kl_folder(tmp_path))
+    assert_fails("makes latents of 4 channels, and the model takes 3", "convert", "--in", weights,
+                 "--out", tmp_path / "other", "--vae", tiny_kl_folder(tmp_path))
     assert not (tmp_path / "other").exists()
 
 

@@ -62,7 +62,8 @@ def test_the_guides_file_trains(command, tmp_path, ranks):
 
 
 def test_it_plans_and_probes(command):
-    result = succeed(*command(GUIDES, "--gpu", "A100-80G", "--gpus", 4, "--global-batch", 32, "--json", command="plan"), timeout=60)
+    result = succeed(*command(GUIDES, "--gpu", "A100-80G", "--gpus", 4, "--global-batch", 32, "--json", command="plan"),
+                     timeout=60)
     assert "--micro-batch 2 " in result.stderr  # 32 / (4 x 4)
     json.loads(result.stdout)
     read_json(*command(GUIDES, "--steps", 2, command="probe"), timeout=60)
@@ -83,7 +84,8 @@ def test_what_cannot_be_is_named(command, tmp_path, change, more, parts):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    assert_fails("cannot read --deepspeed", "train", *TRAIN, "--out", tmp_path / "run", "--deepspeed", tmp_path / "absent.json", code=None)
+    assert_fails("cannot read --deepspeed", "train", *TRAIN, "--out", tmp_path / "run",
+                 "--deepspeed", tmp_path / "absent.json", code=None)
 
 
 def test_the_copied_name_is_read_with_a_warning(command):

@@ -86,7 +86,8 @@ def test_new_user_2_the_card_of_a_pixart_of_pixels_runs(recorded, tmp_path):
                 null_rows="trained")
     run, folder = make_run(tmp_path / "run", randomise_(PixArt(**config)).state_dict(), info), tmp_path / "folder"
     succeed("convert", "--in", run, "--components", "copy", "--out", folder)
-    assert "PixArtSigmaPipeline.from_pretrained(folder, torch_dtype=torch.float32, vae=None)" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "PixArtSigmaPipeline.from_pretrained(folder, torch_dtype=torch.float32, vae=None)" in card
     got, prompt = picture_of_card(folder)
     want, _ = draw(tmp_path, "--weights", folder, "--prompt", prompt, count=1, seed=0)
     assert want.std() > 8 and np.abs(got - want[0]).max() <= 1

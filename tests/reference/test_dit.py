@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, gradients_by_name, gradients_of,
-                       violation)
+from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, gradients_by_name,
+                       gradients_of, violation)
 from conftest import run_program
 from diffusers import DiTTransformer2DModel
 from dit_torch import DiT, randomise_
@@ -48,7 +48,8 @@ def run_torch(model, inputs, autocast=False):
 
 
 def output_of(conformance, weights, config=TINY, inputs=None):
-    return conformance("forward", model="dit", config=config, weights=weights, inputs=inputs or inputs_of(config))["output"]
+    return conformance("forward", model="dit", config=config, weights=weights,
+                       inputs=inputs or inputs_of(config))["output"]
 
 
 def compare(conformance, config, model):
@@ -299,7 +300,8 @@ def test_unknown_models_say_so(conformance):
 def test_drop_needs_a_null_class(conformance):
     config = TINY | dict(class_dropout_prob=0)
     model = randomise_(DiT(**config)).eval()
-    nothing = output_of(conformance, model.state_dict(), config, inputs_of(config) | {"drop": torch.zeros(3, dtype=torch.int64)})
+    nothing = output_of(conformance, model.state_dict(), config,
+                        inputs_of(config) | {"drop": torch.zeros(3, dtype=torch.int64)})
     assert_close(nothing, run_torch(model, inputs_of(config))[0])
     assert "neither a null class" in conformance("forward", model="dit", config=config,
                                                  weights=randomise_(DiT(**config)).state_dict(),
@@ -311,7 +313,8 @@ def test_null_and_whole_numbers_in_a_config(conformance):
     """Absent, null and the default are the same; other tools write 2 as 2.0; keys with "_" are comments."""
     model = randomise_(DiT(**TINY)).eval()
     config = TINY | dict(depth=2.0, mlp_ratio=None, class_dropout_prob=None, learn_sigma=None, _comment=[1])
-    assert_close(output_of(conformance, model.state_dict(), config, inputs_of(TINY)), run_torch(model, inputs_of(TINY))[0])
+    assert_close(output_of(conformance, model.state_dict(), config, inputs_of(TINY)),
+                 run_torch(model, inputs_of(TINY))[0])
 
 
 def test_command_lines_end_in_one_line():

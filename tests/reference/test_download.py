@@ -99,8 +99,8 @@ def server():
 
 
 def caches_of_its_own(folder, server):
-    return {"HF_HOME": str(folder / "hf"), "KILN_CACHE": str(folder / "own"), "HF_ENDPOINT": server.url, "HOME": str(folder),
-            "PATH": os.environ["PATH"], "OMP_WAIT_POLICY": "passive",
+    return {"HF_HOME": str(folder / "hf"), "KILN_CACHE": str(folder / "own"), "HF_ENDPOINT": server.url,
+            "HOME": str(folder), "PATH": os.environ["PATH"], "OMP_WAIT_POLICY": "passive",
             "https_proxy": "http://127.0.0.1:9"}  # the authors' own address is never reached
 
 
@@ -348,7 +348,8 @@ def test_a_failed_mirror_falls_back(run, server, broken):
     other = Server()
     try:
         server.files["/" + OWN] = BODY
-        assert content(run("download", "DiT-XL-2-512x512", "--mirror", broken or other.url, "--mirror", server.url, mirror=False)) == BODY
+        assert content(run("download", "DiT-XL-2-512x512", "--mirror", broken or other.url, "--mirror", server.url,
+                           mirror=False)) == BODY
         assert len(other.log) == (0 if broken else 1)
     finally:
         other.close()
@@ -398,7 +399,8 @@ def test_refusals(run, server, tmp_path, status, expected):
 
 
 def test_no_network(run, tmp_path):
-    assert_nothing_left(run, tmp_path, "cannot reach http://127.0.0.1:9", "sd-vae-ft-ema", HF_ENDPOINT="http://127.0.0.1:9")
+    assert_nothing_left(run, tmp_path, "cannot reach http://127.0.0.1:9", "sd-vae-ft-ema",
+                        HF_ENDPOINT="http://127.0.0.1:9")
 
 
 def test_offline_and_unknown_names(run, tmp_path):

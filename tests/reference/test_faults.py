@@ -99,7 +99,8 @@ class Ranks:
         self.processes = []
         for environment, path in zip(environment_of_ranks(world_size), self.messages):
             with path.open("w") as file:
-                self.processes.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=file, env=os.environ | environment))
+                self.processes.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=file,
+                                                       env=os.environ | environment))
 
     def steps(self):
         """That these processes have logged."""

@@ -53,7 +53,8 @@ def pictures(height, width, count=2, seed=1):
 
 
 def inception(conformance, weights, image, resize="tf1", **more):
-    return conformance("forward", model="inception", config={"resize": resize}, weights=weights, inputs={"image": image}, **more)
+    return conformance("forward", model="inception", config={"resize": resize}, weights=weights,
+                       inputs={"image": image}, **more)
 
 
 @pytest.mark.parametrize("height, width", [(64, 64), (340, 310)])
@@ -135,7 +136,8 @@ def test_the_graph_of_tensorflow_gives_the_same(conformance, inception_weights, 
 
 def test_files_with_counters_and_auxiliary_classifier(conformance, inception_weights, weights_file):
     more = {"Conv2d_1a_3x3.bn.num_batches_tracked": torch.tensor(3), "AuxLogits.conv0.bn.weight": torch.ones(128)}
-    want, got = (inception(conformance, weights, pictures(32, 32, count=1), "torch") for weights in (weights_file, inception_weights | more))
+    want, got = (inception(conformance, weights, pictures(32, 32, count=1),
+                           "torch") for weights in (weights_file, inception_weights | more))
     assert torch.equal(got["logits"], want["logits"])
 
 

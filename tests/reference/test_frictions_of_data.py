@@ -205,7 +205,8 @@ def test_friction_25_append_keeps_the_lanes_of_the_store(tmp_path):
     data, store = tmp_path / "data", tmp_path / "store"
     for index in range(8):
         picture(data / f"a{index}.png", index, (48, 96) if index % 2 else (64, 64))
-    extraction = ["extract", "--data", data, "--autoencoder", "pixels", "--buckets", "64x64,48x96,56x80", "--bucket-min", 3, "--out", store]
+    extraction = ["extract", "--data", data, "--autoencoder", "pixels", "--buckets", "64x64,48x96,56x80",
+                  "--bucket-min", 3, "--out", store]
     succeed(*extraction)
     lanes = json.loads((store / "store.json").read_text())["lanes"]
     assert [(lane["height"], lane["width"]) for lane in lanes] == [(64, 64), (48, 96)]

@@ -386,7 +386,8 @@ def test_where_time_goes():
 def test_measures():
     """What does each measure gain?"""
     small = ["--model", "PixArt-Sigma-XL/2-256", "--image-size", 256, "--depth", 2, "--global-batch", 4]
-    rows = read_json("probe", "--variants", REPOSITORY / "recipes/pixart/variants.toml", "--plan-for", "A800-80G", *small)["variants"]
+    rows = read_json("probe", "--variants", REPOSITORY / "recipes/pixart/variants.toml", "--plan-for", "A800-80G",
+                     *small)["variants"]
     assert [row["name"] for row in rows] == ["online", "features", "loader", "bf16", "budget", "f32"]
     assert [row["encoding_share"] > 0 for row in rows] == [True, False, False, False, False, True]
     gains = {row["name"]: row["gain_in_all"] for row in rows}

@@ -131,7 +131,8 @@ def kohya_file(model, folder):
     state = convert_state_dict_to_kohya(get_peft_model_state_dict(model))
     scaled = {key.replace("base_model_model_", "lora_unet_"): value.clone() for key, value in state.items()}
     alpha = torch.tensor(float(model.peft_config["default"].lora_alpha))
-    scaled |= {key.replace(".lora_down.weight", ".alpha"): alpha.clone() for key in scaled if key.endswith(".lora_down.weight")}
+    scaled |= {key.replace(".lora_down.weight",
+                           ".alpha"): alpha.clone() for key in scaled if key.endswith(".lora_down.weight")}
     save_file(scaled, folder / "kohya.safetensors")
     return folder / "kohya.safetensors"
 
@@ -157,9 +158,11 @@ def merged_by_both(tmp_path, model, folder, base, out, format):
 @pytest.mark.parametrize("format", ["peft", "kohya", "diffusers"])
 def test_merge(tmp_path, format):
     alpha = 4 if format == "diffusers" else 2
-    model, _ = adapted(dict(r=4, lora_alpha=alpha, target_modules=["to_q", "to_out.0", "conv1", "proj_in"]), tmp_path / "peft")
+    model, _ = adapted(dict(r=4, lora_alpha=alpha, target_modules=["to_q", "to_out.0", "conv1", "proj_in"]),
+                       tmp_path / "peft")
     save_file(model_of(TINY).state_dict(), tmp_path / "base.safetensors")
-    merged, want = merged_by_both(tmp_path, model, tmp_path / "peft", tmp_path / "base.safetensors", tmp_path / "merged.safetensors", format)
+    merged, want = merged_by_both(tmp_path, model, tmp_path / "peft", tmp_path / "base.safetensors",
+                                  tmp_path / "merged.safetensors", format)
     for key, value in want.items():
         assert_close(merged[key], value, 1e-6, 1e-7)
 

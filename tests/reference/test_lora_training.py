@@ -84,7 +84,8 @@ def test_twenty_steps_of_sana_equal_peft(conformance, tmp_path):
                       batches_file=batches,
                       config=dict(loss=dict(type="flow", mode="sana", shift=3.0), optimizer=dict(type="adamw", **ADAMW),
                                   grad_clip=0.1, ema_decay=0.9))
-    expected, _ = trained_by_torch(trained(model), lambda step: sana_loss(model, batches, step), steps, clip=0.1, **ADAMW)
+    expected, _ = trained_by_torch(trained(model), lambda step: sana_loss(model, batches, step), steps, clip=0.1,
+                                   **ADAMW)
     assert_trained_alike(got, expected, model, start)
 
 
@@ -145,7 +146,8 @@ def test_a_stopped_run_goes_on_bitwise(tmp_path, base, run, dropout):
     known["adapter"]["base_values"] = "xxh3:kept"
     record.write_text(json.dumps(known))
     train(base, tmp_path / "parts", 6, *extra)
-    assert read_config(tmp_path / "parts")["adapter"]["base_values"] == "xxh3:kept", "the base is not loaded again to describe it"
+    known = read_config(tmp_path / "parts")
+    assert known["adapter"]["base_values"] == "xxh3:kept", "the base is not loaded again to describe it"
     assert losses(tmp_path / "parts") == losses(whole)
     assert weights_of(tmp_path / "parts", 6) == weights_of(whole, 6)
 
@@ -161,8 +163,8 @@ def test_dropout_of_captions_knows_their_rows(tmp_path):
     model = ["--model", "pixart", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--image-size", 64, "--data", "synthetic",
              "--global-batch", 4, "--threads", 1, "--peak-tflops", 1]
     succeed("train", *model, "--out", tmp_path / "base", "--max-steps", 1)
-    lora = ["--weights", checkpoint(tmp_path / "base", 1) / "model.safetensors", "--lora-rank", 2, "--lora-dropout", 0.5,
-            "--lora-target", ".*cross_attn.*", "--lr", 0.05, "--max-steps", 3]
+    lora = ["--weights", checkpoint(tmp_path / "base", 1) / "model.safetensors", "--lora-rank", 2,
+            "--lora-dropout", 0.5, "--lora-target", ".*cross_attn.*", "--lr", 0.05, "--max-steps", 3]
     for rows in (0, 1, 3):
         succeed("train", *model, *lora, "--micro-batch", rows, "--out", tmp_path / f"rows-{rows}")
         np.testing.assert_allclose(losses(tmp_path / f"rows-{rows}"), losses(tmp_path / "rows-0"), rtol=1e-6)
@@ -278,7 +280,8 @@ def test_every_family(tmp_path, model):
     base = checkpoint(tmp_path / "base", 3) / "model.safetensors"
     out = tmp_path / "lora"
     succeed("train", *options, "--weights", base, "--lora-rank", 2, "--out", out, "--max-steps", 2)
-    names = {key.split("base_model.model.")[1].rsplit(".lora_", 1)[0] for key in load_file(checkpoint(out, 2) / "model.safetensors")}
+    adapter = load_file(checkpoint(out, 2) / "model.safetensors")
+    names = {key.split("base_model.model.")[1].rsplit(".lora_", 1)[0] for key in adapter}
     assert names and all("attn" in name for name in names)
     succeed("convert", "--in", base, "--merge", out, "--out", tmp_path / "merged.safetensors")
     merged, plain = load_file(tmp_path / "merged.safetensors"), load_file(base)

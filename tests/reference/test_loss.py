@@ -295,8 +295,9 @@ def test_bad_inputs_are_named(conformance):
     config = dict(type="iddpm", learn_sigma=True)
     missing = batch([1, 2])
     del missing["noise"]
-    for expected, inputs in (("0..999", batch([1, 1000])), ("8", batch([1, 2], out_channels=4)), ("fractions", batch([1.0, 2.5])),
-                             ("at least one sample", batch(torch.zeros(0, dtype=torch.int64))), ("noise", missing)):
+    for expected, inputs in (("0..999", batch([1, 1000])), ("8", batch([1, 2], out_channels=4)),
+                             ("fractions", batch([1.0, 2.5])), ("noise", missing),
+                             ("at least one sample", batch(torch.zeros(0, dtype=torch.int64)))):
         assert expected in conformance("loss", config=config, inputs=inputs, expect_error=True)
     far = batch([1, 2], out_channels=4) | dict(u=torch.rand(2), negative=torch.tensor([0, 2]))
     contrastive = dict(type="flow", contrastive_lambda=0.1)

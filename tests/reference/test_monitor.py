@@ -108,7 +108,8 @@ def test_a_profile_shows_what_ranks_send_beside_what_is_computed(tmp_path):
 
 @pytest.mark.parametrize("text", ["5", "4:2", "0:3", "a:b"])
 def test_impossible_profiles_are_refused(tmp_path, text):
-    assert_refused(["train", *OPTIONS, "--out", tmp_path / "run", "--profile", text], "FROM:TO", f"'{text}'", code=None, timeout=120)
+    assert_refused(["train", *OPTIONS, "--out", tmp_path / "run", "--profile", text], "FROM:TO", f"'{text}'", code=None,
+                   timeout=120)
     assert not (tmp_path / "run").exists()
 
 

@@ -19,8 +19,8 @@ def recording(scale=1.0, seed=0, shapes=SHAPES):
 
 
 def steps_of(make_optimizer, inputs, before_step=lambda parameters: {}, seen=lambda tensor: tensor):
-    """Weights after each step of an optimizer of torch by their names in Kiln's outputs. seen: the shape in which it sees a tensor;
-    before_step(parameters) -> further outputs of the step."""
+    """Weights after each step of an optimizer of torch by their names in Kiln's outputs. seen: the shape in which it
+    sees a tensor; before_step(parameters) -> further outputs of the step."""
     parameters = {name.removeprefix("param."): torch.nn.Parameter(seen(value.clone())) for name, value in inputs.items()
                   if name.startswith("param.")}
     optimizer, want = make_optimizer(parameters.values()), {}
@@ -36,7 +36,8 @@ def steps_of(make_optimizer, inputs, before_step=lambda parameters: {}, seen=lam
 
 def torch_adamw(inputs, grad_clip=None, **options):
     def clip(parameters):
-        return {} if grad_clip is None else {"grad_norm": torch.nn.utils.clip_grad_norm_(parameters, grad_clip).reshape(1)}
+        return {} if grad_clip is None else {"grad_norm": torch.nn.utils.clip_grad_norm_(parameters,
+                                                                                         grad_clip).reshape(1)}
 
     return steps_of(lambda parameters: torch.optim.AdamW(parameters, **options), inputs, clip)
 

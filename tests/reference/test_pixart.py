@@ -3,8 +3,8 @@ training loop on dropped, ragged captions."""
 
 import pytest
 import torch
-from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_guided_samples, gradients_by_name,
-                       trained_by_torch, violation)
+from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_guided_samples,
+                       gradients_by_name, trained_by_torch, violation)
 from diffusers import PixArtTransformer2DModel
 from dit_torch import randomise_
 from pixart_torch import PixArt

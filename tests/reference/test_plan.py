@@ -66,8 +66,8 @@ def test_pictures_have_the_size_that_the_model_is_made_for(kiln, tmp_path):
     assert "1024 px" in text and "--image-size" not in text
     assert "configurations tried (compute-dtype, recompute stay as given" in text
     assert "--image-size 256" in kiln("plan", *searched, "--image-size", 256).stdout
-    several = read_json("plan", "--search", "--model", "Sana-600M-512,DiT-S/8", "--gpu", "H100", "--gpus", 1, "--global-batch", 2,
-                        "--micro-batch", 2, "--compute-dtype", "bf16", "--recompute", "none")
+    several = read_json("plan", "--search", "--model", "Sana-600M-512,DiT-S/8", "--gpu", "H100", "--gpus", 1,
+                        "--global-batch", 2, "--micro-batch", 2, "--compute-dtype", "bf16", "--recompute", "none")
     assert all("--image-size" not in row["command"] for row in several["ranked"]) and len(several["ranked"]) == 2
     succeed("train", "--model", "sana", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 4,
             "--objective", "flow", "--data", "synthetic", "--global-batch", 1, "--max-steps", 1, "--peak-tflops", 1,
@@ -76,7 +76,8 @@ def test_pictures_have_the_size_that_the_model_is_made_for(kiln, tmp_path):
 
 
 def test_advises_what_needs_no_recomputation_and_few_checkpoints():
-    run = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "B200", "--global-batch", 8, "--checkpoint-every", 1000]
+    run = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "B200", "--global-batch", 8,
+           "--checkpoint-every", 1000]
     advice = read_json("plan", *run, "--recompute", "all")["advice"]
     assert any("keeping all activations takes" in line and "--recompute none" in line for line in advice)
     assert any("400 checkpoints are kept, " in line and "--keep-checkpoints 3" in line for line in advice)
@@ -236,7 +237,8 @@ def test_averages_can_be_switched_off(tmp_path):
     for wrong in ("", "nothing", "0.9,none"):
         assert_refused(["plan", "--gpu", "T4", "--ema-decay", wrong], "--ema-decay", code=None)
     (tmp_path / "recipe.toml").write_text("ema-decay = []\n")
-    found = read_json("plan", "--search", "--gpu", "T4", "--gpus", 1, "--model", "DiT-S/8", "--recipe", tmp_path / "recipe.toml")
+    found = read_json("plan", "--search", "--gpu", "T4", "--gpus", 1, "--model", "DiT-S/8",
+                      "--recipe", tmp_path / "recipe.toml")
     words = found["best"][0]["command"].split()
     assert words[words.index("--ema-decay") + 1] == "none"
     assert options_of(*words[2:], "--data", "synthetic")["ema-decay"] == []
@@ -280,7 +282,8 @@ def test_help_answers_the_newcomer(kiln):
     """From --help alone: does DiT-XL/2 at 512 px train on four 24 GB cards, and how?"""
     text = kiln("plan", "--help").stdout
     commands = re.findall(r"kiln (plan [^\n]*(?:\n      [^\n]*)*)", text[text.index("Examples"):])
-    answers = [read_json(*command.split())["predicted"]["fits"] for command in commands if "512" in command and "--search" not in command]
+    answers = [read_json(*command.split())["predicted"]["fits"] for command in commands
+               if "512" in command and "--search" not in command]
     assert answers == [False, True], "the plain command shows the problem, the next one a way that works"
 
 
@@ -296,7 +299,8 @@ def test_every_recipe_fits_the_gpus_it_is_for(recipe):
 
 def test_the_variants_of_sanas_recipe_are_planned():
     """At one block: what docs/sana_memory.md shows of all is compared with --full (test_pages_hold_what_the_program_says)."""
-    table = read_json("probe", "--variants", REPOSITORY / "recipes/sana/variants.toml", "--plan-for", "A40", "--depth", 1)
+    table = read_json("probe", "--variants", REPOSITORY / "recipes/sana/variants.toml", "--plan-for", "A40",
+                      "--depth", 1)
     memory = {row["name"]: row["memory_bytes"] for row in table["variants"]}
     assert list(memory) == ["adamw", "came", "came-sana", "no-average", "recompute", "adamw-8bit", "offload"]
     assert memory["no-average"] < memory["came-sana"] < memory["adamw"] and memory["offload"] < memory["adamw-8bit"]

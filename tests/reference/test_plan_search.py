@@ -210,8 +210,8 @@ def rows_of(name, *arguments):
 
 
 def test_tables_are_of_what_is_given():
-    head, _, *rows = rows_of("gpus", "--model", "DiT-B/4", "--gpu", "T4", "--compute-dtype", "fp16", "--global-batch", 64,
-                             "--steps", 1000, "--price-per-gpu-hour", 1)
+    head, _, *rows = rows_of("gpus", "--model", "DiT-B/4", "--gpu", "T4", "--compute-dtype", "fp16",
+                             "--global-batch", 64, "--steps", 1000, "--price-per-gpu-hour", 1)
     assert [row[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "7", "8", "16", "32", "64"]
     for gpus in ("2", "4"):
         row = next(row for row in rows if row[0] == gpus)
@@ -254,7 +254,8 @@ def test_sana_with_its_autoencoder_resident(gpu):
     run = ["--model", "Sana-1600M", "--image-size", 1024, "--depth", 1, "--objective", "flow", "--gpu", gpu, "--gpus", 1,
            "--global-batch", 4, "--micro-batch", 4]
     pictures = [*run, "--autoencoder", "dc-ae"]
-    features, encoded, drawn = (read_json("plan", *more)["predicted"] for more in (run, pictures, [*pictures, "--sample-every", 100]))
+    features, encoded, drawn = (read_json("plan", *more)["predicted"]
+                                for more in (run, pictures, [*pictures, "--sample-every", 100]))
     weights = encoded["by_kind"]["autoencoder"]
     assert weights == pytest.approx(4 * 312.25e6, rel=0.01), "312 M weights, in f32"
     assert encoded["step_s"] > features["step_s"] and encoded["needed_bytes"] > features["needed_bytes"] + weights

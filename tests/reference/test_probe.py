@@ -33,7 +33,8 @@ def ok(*arguments, **options):
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("probe")
-    probed = json.loads(ok("probe", "--steps", 6, "--json", "--cost-per-hour", 2, "--max-steps", 1000, temporary=folder).stdout)
+    probed = json.loads(ok("probe", "--steps", 6, "--json", "--cost-per-hour", 2, "--max-steps", 1000,
+                           temporary=folder).stdout)
     assert not list(folder.iterdir()), "the run folder is removed"
     return probed
 
@@ -176,7 +177,8 @@ def test_training_compares_itself_with_its_plan(tmp_path):
 def test_a_plan_and_a_run_compare_the_rank_with_most_images(tmp_path):
     """7 images on 2 ranks are 3 and 4: figures of the first rank made a finding of a plan that is right."""
     out = tmp_path / "run"
-    result = ok("train", "--out", out, "--max-steps", 4, "--global-batch", 7, "--nproc", 2, "--threads", 1, "--zero-stage", 2)
+    result = ok("train", "--out", out, "--max-steps", 4, "--global-batch", 7, "--nproc", 2, "--threads", 1,
+                "--zero-stage", 2)
     predicted, measured = (read_plan(out)[side] for side in ("predicted", "measured"))
     assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
     assert sum(measured["by_kind"].values()) == measured["peak_bytes"] == measured["by_phase"]["steady step"]
@@ -190,8 +192,8 @@ def test_a_plan_and_a_run_compare_the_rank_with_most_images(tmp_path):
 def test_precision_is_audited(tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
-    result = ok("probe", "--steps", 4, "--audit-precision", "--compute-dtype", "bf16", "--report", tmp_path / "report.html", "--json",
-                 temporary=folder)
+    result = ok("probe", "--steps", 4, "--audit-precision", "--compute-dtype", "bf16",
+                "--report", tmp_path / "report.html", "--json", temporary=folder)
     audit = json.loads(result.stdout)["precision"]
     assert audit["compute_dtype"] == "bf16" and not audit["overflows"]
     assert sum(row["share"] for row in audit["by_dtype"]) == pytest.approx(1)

@@ -20,8 +20,8 @@ DRAW = ["--num-images", "6", "--num-sampling-steps", "2"]
 def run(tmp_path_factory):
     """A short run that keeps two averages, and its pictures."""
     root = tmp_path_factory.mktemp("protocol")
-    succeed("train", *TRAIN, "--data", two_classes(root / "data"), "--out", root / "run", "--max-steps", "3", "--lr", "0.05",
-            "--ema-decay", "0.5,0.99")
+    succeed("train", *TRAIN, "--data", two_classes(root / "data"), "--out", root / "run", "--max-steps", "3",
+            "--lr", "0.05", "--ema-decay", "0.5,0.99")
     return root / "run"
 
 
@@ -46,8 +46,9 @@ def test_the_average_is_part_of_the_protocol(run, tmp_path):
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(file), bare)  # without the record, which names the average
     for weights, average in ((file, "ema-0.5"), (bare, "of the file")):
-        succeed("sample", "--weights", weights, "--model", "dit", "--model-config", json.dumps(read_config(run)["model_config"]), "--objective", "flow", "--autoencoder", "pixels",
-            *DRAW, "--out", tmp_path / weights.stem)
+        succeed("sample", "--weights", weights, "--model", "dit", "--model-config",
+                json.dumps(read_config(run)["model_config"]), "--objective", "flow", "--autoencoder", "pixels", *DRAW,
+                "--out", tmp_path / weights.stem)
         assert judged(tmp_path / weights.stem, data, "--crop", "8")["protocol"]["samples"]["ema"] == average
 
 
@@ -74,7 +75,8 @@ def test_an_npz_brings_its_protocol(run, tmp_path):
     data, stamps = run.parent / "data", set()
     for scale in ("1", "3"):
         npz = tmp_path / f"guided{scale}.npz"
-        succeed("sample", "--run", run, *DRAW, "--cfg-scale", scale, "--npz", npz, "--no-png", "--out", tmp_path / f"s{scale}")
+        succeed("sample", "--run", run, *DRAW, "--cfg-scale", scale, "--npz", npz, "--no-png",
+                "--out", tmp_path / f"s{scale}")
         result = judged(npz, data, "--crop", "8")
         assert result["protocol"]["samples"]["cfg_scale"] == float(scale)
         assert result["protocol"]["samples"]["ema"] == "ema-0.5" and "nothing says" not in result["stderr"]
@@ -99,9 +101,9 @@ def test_statistics_of_a_reference_serve_in_training(run, tmp_path):
     values = {}
     for name, reference in {"plain": plain, "far": far}.items():
         out = tmp_path / name
-        succeed("train", *TRAIN, "--data", run.parent / "data", "--out", out, "--max-steps", "2", "--evaluate-every", "2",
-           "--evaluate-images", "8", "--evaluate-net", "inception", "--evaluate-net-weights", weights,
-           "--evaluate-reference", reference, "--ema-decay", "0.7")
+        succeed("train", *TRAIN, "--data", run.parent / "data", "--out", out, "--max-steps", "2",
+                "--evaluate-every", "2", "--evaluate-images", "8", "--evaluate-net", "inception",
+                "--evaluate-net-weights", weights, "--evaluate-reference", reference, "--ema-decay", "0.7")
         (values[name],) = events(out, "evaluation")
     plan = read_plan(tmp_path / "plain")
     assert plan["measured"]["by_kind"]["feature net"] == plan["predicted"]["by_kind"]["feature net"] > 0
@@ -126,7 +128,8 @@ def test_tensorboard_has_the_values(run, tmp_path):
     for name in ("fd_random", "kd_random", "precision", "recall"):
         scalars = accumulator.Scalars(f"evaluation/{name}")
         assert [scalar.step for scalar in scalars] == [1, 2]
-        assert [scalar.value for scalar in scalars] == pytest.approx([line["metrics"][name] for line in logged], rel=1e-6)
+        assert [scalar.value for scalar in scalars] == pytest.approx([line["metrics"][name] for line in logged],
+                                                                     rel=1e-6)
 
 
 def test_reports_show_every_result(run, tmp_path):
@@ -178,7 +181,7 @@ def test_dinov2_from_end_to_end(tmp_path):
         centred_x, centred_y = ((rows - rows.mean(0)) / (len(rows) - 1) ** 0.5 for rows in (x, y))
         trace = np.linalg.svd(centred_x @ centred_y.T, compute_uv=False).sum()
         want = ((x.mean(0) - y.mean(0)) ** 2).sum() + (centred_x**2).sum() + (centred_y**2).sum() - 2 * trace
-        result = judged(as_npz(tmp_path / f"{name}-a.npz", a), as_folder(tmp_path / f"{name}-b", b), "--net-weights", folder,
-                        "--metrics", "fid", net="dinov2")
+        result = judged(as_npz(tmp_path / f"{name}-a.npz", a), as_folder(tmp_path / f"{name}-b", b),
+                        "--net-weights", folder, "--metrics", "fid", net="dinov2")
         assert result["metrics"]["fd_dinov2"] == pytest.approx(want, rel=2e-5), name
         assert result["protocol"]["feature_net"]["resize"] == "pillow"

@@ -68,7 +68,8 @@ def test_a_resume_keeps_its_objective_and_schedule(tmp_path):
     assert after == before == whole
     assert published_lines(errors) == [f"as {tmp_path / 'run'} was begun: --objective v_prediction"]
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    assert_fails("--objective", "train", *MODELS["unet2d_condition"], *RUN, "--objective", "epsilon", "--max-steps", 3, "--out", tmp_path / "run", code=None)
+    assert_fails("--objective", "train", *MODELS["unet2d_condition"], *RUN, "--objective", "epsilon", "--max-steps", 3,
+                 "--out", tmp_path / "run", code=None)
 
 
 def test_a_resume_keeps_its_size_of_pictures(tmp_path):
@@ -83,7 +84,8 @@ def test_a_resume_keeps_another_times_table(tmp_path):
     before, _ = train(tmp_path / "run", "sana", "--flow-times", "sana", "--flow-shift", 4)
     after, _ = train(tmp_path / "run", "sana", steps=2)
     assert after == before and after["mode"] == "sana" and after["shift"] == 4
-    assert_fails("--flow-times", "train", *MODELS["sana"], *RUN, "--flow-times", "continuous", "--max-steps", 3, "--out", tmp_path / "run", code=None)
+    assert_fails("--flow-times", "train", *MODELS["sana"], *RUN, "--flow-times", "continuous", "--max-steps", 3,
+                 "--out", tmp_path / "run", code=None)
 
 
 def test_flow_times_are_sanas(tmp_path, conformance):

@@ -254,12 +254,14 @@ def free_port():
 def environment_of_ranks(world_size):
     """Rank 0 hosts the rendezvous."""
     port = free_port()
-    return [{"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size),
-             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} for rank in range(world_size)]
+    names = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(port)}
+    return [names | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 
 
 def processes_by_hand(arguments_of_ranks, world_size):
-    return [start(arguments, **environment) for arguments, environment in zip(arguments_of_ranks, environment_of_ranks(world_size))]
+    return [start(arguments, **environment) for arguments, environment in zip(arguments_of_ranks,
+                                                                              environment_of_ranks(world_size))]
 
 
 def start_by_hand(arguments_of_ranks):

@@ -106,7 +106,8 @@ def test_an_interrupted_extraction_goes_on(kiln, tiny_vae, tmp_path):
 
 def test_a_broken_picture_ends_all_ranks(tmp_path):
     write_pictures(tmp_path / "in", 12, broken=(8,))
-    assert_fails("(--strict)", *extract_arguments(tmp_path / "in", tmp_path / "store", "pixels", "--strict", "--nproc", 2), code=None,
+    assert_fails("(--strict)",
+                 *extract_arguments(tmp_path / "in", tmp_path / "store", "pixels", "--strict", "--nproc", 2), code=None,
                  timeout=60)
     assert not (tmp_path / "store" / "store.json").exists()
 
@@ -177,7 +178,8 @@ def test_other_builds_are_refused_on_every_rank(kiln, weights, tmp_path):
 
 
 def test_other_settings_are_refused_on_every_rank(weights, tmp_path):
-    with_seed = lambda seed: start_by_hand([[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", seed)]] * 2)
+    with_seed = lambda seed: start_by_hand([[program("kiln"),
+                                             *sample_arguments(weights, tmp_path / "out", "--seed", seed)]] * 2)
     assert [code for _, code in with_seed(1)] == [0, 0]
     for (_, stderr), code in with_seed(2):
         assert code == 1 and "drawn with other settings: seed" in stderr

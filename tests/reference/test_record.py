@@ -10,7 +10,9 @@ from conftest import succeed
 from dit_torch import randomise_
 from pipelines import START, kiln_normals, tiny_kl
 from pixart_torch import PixArt
-from recorded_runs import CLASSES, PIXART, PROMPTS, bare_weights, dit_run, draw, pieces, pixart_run, record_of, recorded, refusal  # noqa: F401
+from recorded_runs import (  # noqa: F401
+    CLASSES, PIXART, PROMPTS, bare_weights, dit_run, draw, pieces, pixart_run, record_of, recorded, refusal,
+)
 from run_files import checkpoint, read_config
 from safetensors.torch import load_file, save_file
 

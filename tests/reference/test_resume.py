@@ -284,8 +284,8 @@ def test_impossible_options_are_one_line(tmp_path):
 def test_recipes(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('# widths\nlr = 2e-3\nglobal-batch = 4\nema-decay = [0.9]\nmicro-batch = 2\nobjective = "flow"\n')
-    arguments = ["train", "--recipe", recipe, *MODEL, "--data", "synthetic", "--image-size", 64, "--max-steps", 2, "--peak-tflops", 1,
-                 "--out", tmp_path / "run", "--lr", 1e-3]
+    arguments = ["train", "--recipe", recipe, *MODEL, "--data", "synthetic", "--image-size", 64, "--max-steps", 2,
+                 "--peak-tflops", 1, "--out", tmp_path / "run", "--lr", 1e-3]
     succeed(*arguments, timeout=60)
     resolved = (tmp_path / "run" / "config.toml").read_text().splitlines()
     assert "lr = 0.001" in resolved and "global-batch = 4" in resolved and 'objective = "flow"' in resolved

@@ -252,8 +252,8 @@ def test_bad_options_are_named(run_folder, tmp_path, arguments, message):
 
 def test_weights_of_another_shape_are_listed(kiln, weights, tmp_path):
     path, config, _ = weights
-    result = kiln("sample", "--weights", path, "--model", "dit", "--model-config", json.dumps(config | dict(depth=3)), "--autoencoder",
-                  "pixels", "--out", tmp_path / "out")
+    result = kiln("sample", "--weights", path, "--model", "dit", "--model-config", json.dumps(config | dict(depth=3)),
+                  "--autoencoder", "pixels", "--out", tmp_path / "out")
     assert result.returncode != 0 and "blocks.2" in result.stderr and str(path) in result.stderr
 
 
@@ -276,8 +276,8 @@ def test_weights_without_a_label_table_are_unconditional(tmp_path):
     config, model = tiny_model(**PIXELS | dict(num_classes=0, class_dropout_prob=0.0))
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     left = {key: value for key, value in config.items() if key != "class_dropout_prob"}
-    sample("--weights", tmp_path / "w.safetensors", "--model", "dit", "--model-config", json.dumps(left), "--autoencoder",
-           "pixels", "--num-images", 1, "--num-sampling-steps", 2, "--out", tmp_path / "out")
+    sample("--weights", tmp_path / "w.safetensors", "--model", "dit", "--model-config", json.dumps(left),
+           "--autoencoder", "pixels", "--num-images", 1, "--num-sampling-steps", 2, "--out", tmp_path / "out")
     assert len(pictures(tmp_path / "out")) == 1
 
 
@@ -371,9 +371,9 @@ def test_starting_from_a_picture_with_a_flow_model(run_folder, tmp_path):
     make_run(tmp_path / "flow", model.state_dict(), info)
     picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "p.png")
-    sample("--run", tmp_path / "flow", "--num-images", 2, "--classes", "1,3", "--num-sampling-steps", 10, "--cfg-scale", 2,
-           "--cfg-convention", "plain", "--image", tmp_path / "p.png", "--strength", 0.55, "--seed", 8, "--out",
-           tmp_path / "out", "--npz", tmp_path / "all.npz")
+    sample("--run", tmp_path / "flow", "--num-images", 2, "--classes", "1,3", "--num-sampling-steps", 10,
+           "--cfg-scale", 2, "--cfg-convention", "plain", "--image", tmp_path / "p.png", "--strength", 0.55,
+           "--seed", 8, "--out", tmp_path / "out", "--npz", tmp_path / "all.npz")
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(sigmas=np.linspace(1, 0.1, 10))
     timesteps, left = StableDiffusion3Img2ImgPipeline.get_timesteps(mock.Mock(scheduler=scheduler), 10, 0.55, "cpu")
@@ -398,8 +398,8 @@ def test_a_picture_is_cropped_and_images_do_not_depend_on_the_batch(stable_diffu
     sample(*common, tmp_path / "square.png", "--strength", 0.8, "--batch", 1, "--out", tmp_path / "b")
     for a, b in zip(pictures(tmp_path / "a").values(), pictures(tmp_path / "b").values(), strict=True):
         assert a.shape == (80, 80, 3) and np.abs(a.astype(int) - b.astype(int)).max() <= 1
-    line = refusal("sample", *common, tmp_path / "square.png", *sides, "--strength", 0.5, "--out", tmp_path / "a", code=None,
-                   lines=without_origins)
+    line = refusal("sample", *common, tmp_path / "square.png", *sides, "--strength", 0.5, "--out", tmp_path / "a",
+                   code=None, lines=without_origins)
     assert "drawn with other settings: image, sampler" in line
 
 

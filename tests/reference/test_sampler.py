@@ -174,13 +174,14 @@ PNDM = {
     "Runge-Kutta, v": (4, SD | V),
     "two steps": (2, SD | dict(skip_prk_steps=True)),
 }
-SAMPLERS = {"ddim": (DDIMScheduler, DDIM), "ddpm": (DDPMScheduler, DDPM), "flow_euler": (FlowMatchEulerDiscreteScheduler, FLOW),
-            "dpmpp": (DPMSolverMultistepScheduler, DPM), "euler": (EulerDiscreteScheduler, EULER | EULER_LEVELS),
-            "euler_ancestral": (EulerAncestralDiscreteScheduler, EULER), "unipc": (UniPCMultistepScheduler, UNIPC),
-            "pndm": (PNDMScheduler, PNDM)}
+SAMPLERS = {"ddim": (DDIMScheduler, DDIM), "ddpm": (DDPMScheduler, DDPM), "pndm": (PNDMScheduler, PNDM),
+            "flow_euler": (FlowMatchEulerDiscreteScheduler, FLOW), "dpmpp": (DPMSolverMultistepScheduler, DPM),
+            "euler": (EulerDiscreteScheduler, EULER | EULER_LEVELS), "unipc": (UniPCMultistepScheduler, UNIPC),
+            "euler_ancestral": (EulerAncestralDiscreteScheduler, EULER)}
 
 
-@pytest.mark.parametrize("sampler, name", [(sampler, name) for sampler, (_, cases) in SAMPLERS.items() for name in cases])
+@pytest.mark.parametrize("sampler, name",
+                         [(sampler, name) for sampler, (_, cases) in SAMPLERS.items() for name in cases])
 def test_samplers_equal_diffusers(conformance, sampler, name):
     steps, *eta, config = SAMPLERS[sampler][1][name]
     scheduler, options = SAMPLERS[sampler][0](**config), dict(eta=eta[0]) if eta else {}
@@ -189,7 +190,8 @@ def test_samplers_equal_diffusers(conformance, sampler, name):
         scheduler.set_timesteps(steps)
         calls = len(scheduler.timesteps)
     inputs = draws(calls, out_channels=8 if config.get("variance_type", "").startswith("learned") else 4)
-    got = conformance("sampler", inputs=inputs, config=dict(type=sampler, steps=steps, scheduler=scheduler_config(scheduler), **options))
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type=sampler, steps=steps, scheduler=scheduler_config(scheduler), **options))
     timesteps, samples = run_scheduler(scheduler, steps, inputs, **options)
     if sampler in ("flow_euler", "euler"):  # fractions
         assert_close(got["timesteps"], timesteps, 1e-6)

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
-from closeness import (FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_gradients_close, assert_guided_samples,
-                       gradients_by_name, gradients_of, trained_by_torch)
+from closeness import (FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_gradients_close,
+                       assert_guided_samples, gradients_by_name, gradients_of, trained_by_torch)
 from diffusers import SanaTransformer2DModel
 from dit_torch import randomise_
 from test_train import assert_moved_alike
@@ -257,7 +257,8 @@ def test_twenty_steps_on_ragged_captions_equal_torch(conformance):
     got = conformance("train", model="sana", model_config=TINY, weights=start, batches_file=batches,
                       config=dict(loss=dict(type="flow", mode="sana", shift=3.0),
                                   optimizer=dict(type="adamw", **adamw), grad_clip=0.1, ema_decay=0.9))
-    losses, _ = trained_by_torch(list(model.parameters()), lambda step: sana_loss(model, batches, step), steps, clip=0.1, **adamw)
+    losses, _ = trained_by_torch(list(model.parameters()), lambda step: sana_loss(model, batches, step), steps,
+                                 clip=0.1, **adamw)
     assert_close(got["losses"], losses, 1e-4)
     keys = [key for key, _ in model.named_parameters() if not key.endswith("attn2.to_k.bias")]
     trained = {key: value.detach() for key, value in model.named_parameters() if key in keys}
@@ -275,5 +276,6 @@ def test_samples_with_guidance_equal_torch(conformance, sampler):
         settings = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
         scheduler = DPMSolverMultistepScheduler(**settings)
     halves = [inputs_of(TINY, batch=2, seed=seed) for seed in (4, 5)]
-    predict = lambda x, t, captions, mask: model(x, encoder_hidden_states=captions, timestep=t, encoder_attention_mask=mask).sample
+    predict = lambda x, t, captions, mask: model(x, encoder_hidden_states=captions, timestep=t,
+                                                 encoder_attention_mask=mask).sample
     assert_guided_samples(conformance, "sana", TINY, model, halves, sampler, scheduler, settings, predict, steps=6)

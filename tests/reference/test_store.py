@@ -28,8 +28,8 @@ def write_fast_dit(folder, count, size=32, seed=0):
 
 
 def import_fast_dit(source, out, *more):
-    succeed("store", "import", "--from", "fast-dit", source / "imagenet256_features", source / "imagenet256_labels", "--out", out,
-            "--image-size", 256, *more)
+    succeed("store", "import", "--from", "fast-dit", source / "imagenet256_features", source / "imagenet256_labels",
+            "--out", out, "--image-size", 256, *more)
 
 
 def shards_of(store):
@@ -196,7 +196,8 @@ def test_a_folder_that_is_no_store(tmp_path):
 
 
 def test_killed_imports_end_with_the_same_bytes(tmp_path):
-    command = [program("kiln"), "store", "import", "--from", "fast-dit", tmp_path / "in", "--out", tmp_path / "store", "--image-size", "256"]
+    command = [program("kiln"), "store", "import", "--from", "fast-dit", tmp_path / "in", "--out", tmp_path / "store",
+               "--image-size", "256"]
     log = tmp_path / "store" / "unfinished-shard.log"
 
     def killed():

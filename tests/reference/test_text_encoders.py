@@ -95,8 +95,8 @@ def config_of(name):
 
 def forward(conformance, name, model, inputs, change={}, **more):
     """What Kiln's gives for the weights of transformers' `model`."""
-    return conformance("forward", model=MODELS[name][0], config=config_of(name) | change, **dict(weights=saved_weights(name, model)) | more,
-                       inputs=inputs)
+    return conformance("forward", model=MODELS[name][0], config=config_of(name) | change,
+                       **dict(weights=saved_weights(name, model)) | more, inputs=inputs)
 
 
 @pytest.mark.parametrize("name", MODELS)

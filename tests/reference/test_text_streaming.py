@@ -112,8 +112,8 @@ def test_the_store_is_the_same_and_memory_within_the_limit(encoders, data, tmp_p
 
 def test_what_cannot_work_is_said(encoders, data, tmp_path):
     def error(*options):
-        return refusal("extract", "--data", data, "--autoencoder", "pixels", "--image-size", 16, "--out", tmp_path / "store", "--device", "cpu",
-                       "--text-encoder", encoders["wide"], *options,
+        return refusal("extract", "--data", data, "--autoencoder", "pixels", "--image-size", 16,
+                       "--out", tmp_path / "store", "--device", "cpu", "--text-encoder", encoders["wide"], *options,
                        lines=lambda text: [line for line in text.splitlines() if " images/s " not in line])
 
     assert "expects a size such as 3G" in error("--text-encoder-memory", "much")

@@ -44,7 +44,8 @@ def encoders(tmp_path_factory):
 def store(tmp_path_factory, encoders):
     """Pictures with captions of unequal length, and their features by both encoders."""
     folder = tmp_path_factory.mktemp("data")
-    captioned_pictures(folder / "pictures", ({"text": unequal_caption(index)} for index in range(COUNT)), [(SIZE, SIZE)])
+    captioned_pictures(folder / "pictures", ({"text": unequal_caption(index)} for index in range(COUNT)),
+                       [(SIZE, SIZE)])
     for encoder in encoders.values():
         succeed("extract", "--data", folder / "pictures", "--autoencoder", "pixels", "--image-size", SIZE, "--out", folder / "store",
                 "--text-encoder", encoder)
@@ -117,7 +118,8 @@ def test_the_plan_knows_captions(tmp_path, store, family):
 def buckets(tmp_path_factory, encoders):
     """Captioned pictures of three aspect ratios."""
     folder = tmp_path_factory.mktemp("buckets")
-    captioned_pictures(folder / "pictures", ({"text": "bird " * (1 + index % 4)} for index in range(26)), [(16, 16), (40, 20), (12, 24)])
+    captioned_pictures(folder / "pictures", ({"text": "bird " * (1 + index % 4)} for index in range(26)),
+                       [(16, 16), (40, 20), (12, 24)])
     succeed("extract", "--data", folder / "pictures", "--autoencoder", "pixels", "--buckets", "16x16,24x12,12x24", "--image-size", SIZE,
             "--enlarge", "--out", folder / "store", "--text-encoder", encoders["bert"])
     return folder / "store"
@@ -170,7 +172,9 @@ def test_hardening_high_2_validation_with_captions_of_other_samples_is_refused(t
     held_out = shutil.copytree(store, tmp_path / "held-out")
     described = held_out / f"text-{FAMILIES['pixart'][0]}" / "text.json"
     described.write_text(described.read_text().replace(json.loads(described.read_text())["samples_xxh3"], "0" * 16))
-    assert "has captions of other samples than its features" in refusal(*arguments(store, "pixart", tmp_path / "run", 2, "--validation-data", held_out, "--validate-every", 1))
+    assert "has captions of other samples than its features" in refusal(*arguments(store, "pixart", tmp_path / "run", 2,
+                                                                                   "--validation-data", held_out,
+                                                                                   "--validate-every", 1))
 
 
 def test_grids_show_captions_or_prompts(tmp_path, store, runs, encoders):

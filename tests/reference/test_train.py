@@ -196,9 +196,9 @@ def test_bad_recordings_are_one_line(conformance):
     missing = {key: tensor for key, tensor in batches.items() if key != "noise"}
     assert "noise" in conformance("train", **arguments, config=config, batches_file=missing, expect_error=True)
     for shape in ((2,), (3, 1), (1, 2), (6,)):
-        assert "expected drop of shape (3, 2)" in conformance("train", **arguments, config=config,
-                                                              batches_file=batches | dict(drop=torch.ones(shape, dtype=torch.int64)),
-                                                              expect_error=True)
+        other = batches | dict(drop=torch.ones(shape, dtype=torch.int64))
+        message = conformance("train", **arguments, config=config, batches_file=other, expect_error=True)
+        assert "expected drop of shape (3, 2)" in message
     late = batches | dict(t=torch.full((3, 2), 1000))
     assert "1000" in conformance("train", **arguments, config=config, batches_file=late, expect_error=True)
 

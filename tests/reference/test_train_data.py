@@ -108,7 +108,8 @@ def test_model_settings_may_lie_in_a_file(stores, tmp_path):
     assert read_config(tmp_path / "run")["model_config"]["mlp_ratio"] == 2
     settings.unlink()  # the run keeps what was in it
     train(stores / "pixels", tmp_path / "run", 2, "--model-config", '{"mlp_ratio": 2}')
-    assert_refused(command(stores / "pixels", tmp_path / "new", 1, "--model-config", settings), "--model-config", "file")
+    assert_refused(command(stores / "pixels", tmp_path / "new", 1, "--model-config", settings),
+                   "--model-config", "file")
 
 
 def write_other_vae(folder, like):
@@ -134,7 +135,8 @@ def test_a_store_knows_where_its_autoencoder_lies(pictures, tiny_vae, tmp_path):
     vae.rename(tmp_path / "moved")
     assert_refused(draw("b"), f"{vae} does not exist", "--autoencoder")
     succeed(*draw("b", "--autoencoder", tmp_path / "moved"))
-    assert_refused(command(tmp_path / "store", tmp_path / "new", 2, *grids), f"{vae} does not exist any more", "--autoencoder")
+    assert_refused(command(tmp_path / "store", tmp_path / "new", 2, *grids), f"{vae} does not exist any more",
+                   "--autoencoder")
     train(tmp_path / "store", tmp_path / "new", 2)  # without grids nothing is decoded
     # The hint is no setting: the same autoencoder elsewhere continues, and finds the store complete.
     succeed(*arguments(pictures, tmp_path / "store", tmp_path / "moved"))
@@ -150,7 +152,8 @@ def test_a_store_that_does_not_fit_is_refused_with_the_remedy(pictures, stores, 
     assert_refused(command(stores / "pixels", out, 1, "--num-classes", 2), "--num-classes 2", "3 classes")
     assert_refused(command(stores / "pixels", out, 1, "--autoencoder", tiny_vae[0]), "pixels", "--autoencoder")
     write_other_vae(tmp_path / "other", tiny_vae[0])
-    assert_refused(command(stores / "latents", out, 1, "--autoencoder", tmp_path / "other"), "another autoencoder", "extract again")
+    assert_refused(command(stores / "latents", out, 1, "--autoencoder", tmp_path / "other"), "another autoencoder",
+                   "extract again")
     assert_refused(command(stores / "pixels", out, 1, "--sample-every", 1, "--sample-classes", 3), "--sample-classes")
     assert_refused(command(pictures, out, 1), "kiln extract", "--autoencoder")
     assert not list(out.glob("checkpoints/*"))

@@ -162,7 +162,8 @@ def test_training_steps(conformance, prediction_type, snr_gamma, offset, perturb
     batches = unet_batches(steps * micro, batch, generator)
     batches["noise"] += offset * torch.randn(steps * micro, batch, 4, 1, 1, generator=generator)
     if perturbation:
-        batches["input_noise"] = batches["noise"] + perturbation * torch.randn(batches["noise"].shape, generator=generator)
+        batches["input_noise"] = batches["noise"] + perturbation * torch.randn(batches["noise"].shape,
+                                                                               generator=generator)
     schedule = dict(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, prediction_type=prediction_type)
     loss = dict(type="ddpm", **schedule) | ({"snr_gamma": snr_gamma} if snr_gamma else {})
     config = dict(loss=loss, optimizer=dict(type="adamw", lr=1e-4, betas=[0.9, 0.999], eps=1e-8, weight_decay=0.01),
@@ -184,7 +185,8 @@ def test_training_steps(conformance, prediction_type, snr_gamma, offset, perturb
             each = each * snr.clamp(max=snr_gamma) / (snr + 1)
         return each.mean()
 
-    losses, _ = trained_by_torch(list(model.parameters()), loss_of, steps, micro, clip=1.0, warmup=4, lr=1e-4, weight_decay=0.01)
+    losses, _ = trained_by_torch(list(model.parameters()), loss_of, steps, micro, clip=1.0, warmup=4, lr=1e-4,
+                                 weight_decay=0.01)
     assert_close(got["losses"], losses, 1e-4)
     moved, apart = 0.0, 0.0
     for key, value in model.state_dict().items():

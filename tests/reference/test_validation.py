@@ -24,7 +24,8 @@ def stores(tmp_path_factory):
 def command(stores):
     def arguments_of(out, steps, *more, validates=True):
         validation = ["--validation-data", stores / "held-out", "--validate-every", 2] if validates else []
-        return ["train", *MODEL, "--ema-decay", 0.5, "--data", stores / "data", "--out", out, "--max-steps", steps, *validation, *more]
+        return ["train", *MODEL, "--ema-decay", 0.5, "--data", stores / "data", "--out", out, "--max-steps", steps,
+                *validation, *more]
 
     return arguments_of
 
