@@ -10,13 +10,15 @@ from interruptions import wait_while_running
 STATE = ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors")
 
 
-def log_lines(run):
-    """Those of log.jsonl that have an end: the last one may be torn."""
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().split("\n")[:-1]]
+def log_lines(run, killed=False):
+    """Those of log.jsonl, each with an end. killed: the last line may be torn, and is left out then."""
+    *lines, rest = (run / "log.jsonl").read_text().split("\n")
+    assert killed or not rest, f"the last line of {run}/log.jsonl is torn: {rest}"
+    return [json.loads(line) for line in lines]
 
 
-def step_lines(run):
-    return [line for line in log_lines(run) if "loss" in line]
+def step_lines(run, killed=False):
+    return [line for line in log_lines(run, killed) if "loss" in line]
 
 
 def losses(run):

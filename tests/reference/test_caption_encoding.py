@@ -21,11 +21,10 @@ COUNT = 12
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """With several captions of unequal weight, with equal ones, and one without."""
-    captions = [[{"text": "a green apple", "weight": 3},
-                 f"two birds on a long fence {i}"][: 1 + i % 2] for i in range(COUNT)]
-    captions[5] = []
-    return captioned_pictures(tmp_path_factory.mktemp("data") / "pictures", [{"captions": of} for of in captions],
-                              [(SIZE, SIZE)])
+    entries = [{"captions": [{"text": "a green apple", "weight": 3}, f"two birds on a long fence {i}"][: 1 + i % 2]}
+               for i in range(COUNT)]
+    entries[5] = {"captions": []}
+    return captioned_pictures(tmp_path_factory.mktemp("data") / "pictures", entries, [(SIZE, SIZE)])
 
 
 @pytest.fixture(scope="module")

@@ -96,8 +96,8 @@ def test_a_bit_that_a_disk_turned_over_is_noticed(two_ranks, alone, tmp_path, na
     if name == STATE[1]:
         converted = succeed("convert", "--in", out, "--out", tmp_path / "model.safetensors")
         assert f"passed over, it is damaged: {damage}" in converted.stderr
-        saved = load_file(checkpoint(out, 12) / name)
-        assert all(value.equal(saved[key]) for key, value in load_file(tmp_path / "model.safetensors").items())
+        before = load_file(checkpoint(out, 12) / name)
+        assert all(value.equal(before[key]) for key, value in load_file(tmp_path / "model.safetensors").items())
     resumed = train(out, STEPS, *division, "--checkpoint-every", 18, "--keep-checkpoints", 1)
     assert f"passed over, it is damaged: {damage}" in resumed.stderr and "from step 12 " in resumed.stdout
     assert saved(out, STEPS) == saved(source, STEPS)

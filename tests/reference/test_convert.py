@@ -123,8 +123,8 @@ def test_diffusers_folder_gives_the_same_model(convert, tmp_path):
     weights = randomized_weights()
     save_file(weights, tmp_path / "in.safetensors")
     folder = convert(tmp_path / "in.safetensors", "pipeline")
-    transformer, info = diffusers.DiTTransformer2DModel.from_pretrained(folder / "transformer",
-                                                                        output_loading_info=True, local_files_only=True)
+    transformer, info = diffusers.DiTTransformer2DModel.from_pretrained(
+        folder / "transformer", output_loading_info=True, local_files_only=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     model = DiT(**CONFIG).eval()
     model.load_state_dict(weights)

@@ -4,11 +4,11 @@ after every step from the same model outputs and noise."""
 import json
 import re
 
-from conftest import succeed
 import diffusers
 import pytest
 import torch
 from closeness import assert_close
+from conftest import succeed
 from dit_torch import DiT, randomise_
 from safetensors.torch import save_file
 from test_sampler import ROW, SD, V, draws, given_noise

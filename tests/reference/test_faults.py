@@ -72,7 +72,7 @@ def written_by(pid):
 
 
 def lines_so_far(out):
-    return log_lines(out) if (out / "log.jsonl").exists() else []
+    return log_lines(out, killed=True) if (out / "log.jsonl").exists() else []
 
 
 def num_resumes(out):
@@ -240,7 +240,7 @@ def kill_and_resume(out, division, strikes, uninterrupted, chance):
         else:
             pytest.fail(f"none of {MOST_ATTEMPTS} kills was in a reduction")
     saved = newest_step(out)
-    steps = (max(saved, *(line["step"] for line in log_lines(out))) // SAVED_EVERY + 1) * SAVED_EVERY
+    steps = (max(saved, *(line["step"] for line in lines_so_far(out))) // SAVED_EVERY + 1) * SAVED_EVERY
     result = train(out, steps, "--nproc", world_size, *options, "--nvme-path", out.parent)
     assert f"from step {saved} " in result.stdout
     expected = uninterrupted.of(division, steps)

@@ -136,8 +136,8 @@ def test_the_graph_of_tensorflow_gives_the_same(conformance, inception_weights, 
 
 def test_files_with_counters_and_auxiliary_classifier(conformance, inception_weights, weights_file):
     more = {"Conv2d_1a_3x3.bn.num_batches_tracked": torch.tensor(3), "AuxLogits.conv0.bn.weight": torch.ones(128)}
-    want, got = (inception(conformance, weights, pictures(32, 32, count=1),
-                           "torch") for weights in (weights_file, inception_weights | more))
+    want, got = (inception(conformance, weights, pictures(32, 32, count=1), "torch")
+                 for weights in (weights_file, inception_weights | more))
     assert torch.equal(got["logits"], want["logits"])
 
 
@@ -153,9 +153,8 @@ def test_bad_inception_input(conformance, inception_weights, change, config, exp
 
 
 def test_pictures_must_be_bytes(conformance, weights_file):
-    assert "(B, 3, H, W) of U8" in conformance("forward", model="inception", config={"resize": "tf1"},
-                                               weights=weights_file, inputs={"image": torch.zeros(1, 3, 8, 8)},
-                                               expect_error=True)
+    message = inception(conformance, weights_file, torch.zeros(1, 3, 8, 8), expect_error=True)
+    assert "(B, 3, H, W) of U8" in message
 
 
 # 96 wide, so that heads are 16 and 32 wide.

@@ -3,9 +3,9 @@
 import json
 import random
 
-from conftest import succeed
 import numpy as np
 import pytest
+from conftest import succeed
 from PIL import Image, ImageFile
 from safetensors.numpy import load_file
 

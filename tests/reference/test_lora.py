@@ -131,8 +131,8 @@ def kohya_file(model, folder):
     state = convert_state_dict_to_kohya(get_peft_model_state_dict(model))
     scaled = {key.replace("base_model_model_", "lora_unet_"): value.clone() for key, value in state.items()}
     alpha = torch.tensor(float(model.peft_config["default"].lora_alpha))
-    scaled |= {key.replace(".lora_down.weight",
-                           ".alpha"): alpha.clone() for key in scaled if key.endswith(".lora_down.weight")}
+    scaled |= {key.replace(".lora_down.weight", ".alpha"): alpha.clone()
+               for key in scaled if key.endswith(".lora_down.weight")}
     save_file(scaled, folder / "kohya.safetensors")
     return folder / "kohya.safetensors"
 

@@ -217,10 +217,8 @@ def test_samples_of_a_run_are_those_of_its_merged_weights(tmp_path, base, run):
     moved = tmp_path / "moved"
     base.rename(moved)
     try:
-        assert "which is not there: say where they are with --base PATH" in refusal("sample", "--run", run,
-                                                                                    "--num-images", 1,
-                                                                                    "--out", tmp_path / "none",
-                                                                                    "--autoencoder", "pixels")
+        line = refusal("sample", "--run", run, "--num-images", 1, "--out", tmp_path / "none", "--autoencoder", "pixels")
+        assert "which is not there: say where they are with --base PATH" in line
     finally:
         moved.rename(base)
 

@@ -129,14 +129,13 @@ def test_memory_and_files(train, runs, tmp_path):
     wide, rounded = (plan["predicted"]["by_kind"] for plan in plans)
     # The copy in the compute dtype is the master: 2 bytes a weight where there were 6.
     assert rounded["master"] == wide["weights"] and 2 * rounded["master"] == wide["master"] and "weights" not in rounded
-    with safe_open(checkpoint(whole, 6) / "model.safetensors",
-                   "pt") as model, safe_open(checkpoint(whole, 6) / "ema.safetensors", "pt") as ema:
+    folder = checkpoint(whole, 6)
+    with safe_open(folder / "model.safetensors", "pt") as model, safe_open(folder / "ema.safetensors", "pt") as ema:
         assert {model.get_slice(key).get_dtype() for key in model.keys()} == {"BF16", "F32"}  # constants stay
         assert {ema.get_slice(key).get_dtype() for key in ema.keys()} == {"F32"}
     succeed("convert", "--in", whole, "--no-ema", "--out", tmp_path / "weights.safetensors")
-    converted, saved = load_file(tmp_path / "weights.safetensors"), load_file(checkpoint(whole,
-                                                                                         6) / "model.safetensors")
-    assert all(torch.equal(converted[key].float(), saved[key].float()) for key in saved)
+    converted, kept = (load_file(path) for path in (tmp_path / "weights.safetensors", folder / "model.safetensors"))
+    assert all(torch.equal(converted[key].float(), kept[key].float()) for key in kept)
 
 
 @pytest.mark.parametrize("options, expected", [(["--compute-dtype", "f32"], "needs --compute-dtype bf16"),

@@ -57,8 +57,8 @@ def test_train(place, tmp_path, option, value, expected):
     if option in ("--recipe", "--weights"):
         value = place / value
     more = [] if option == "--max-steps" else ["--max-steps", 1]
-    assert expected in refusal("train", *MODEL, "--data", place / "store", "--out", tmp_path / "out", *more,
-                               option, value)
+    line = refusal("train", *MODEL, "--data", place / "store", "--out", tmp_path / "out", *more, option, value)
+    assert expected in line
     assert not list(tmp_path.glob("out/checkpoints/*"))
 
 

@@ -2,11 +2,11 @@
 
 import json
 
-from conftest import succeed
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from conftest import succeed
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_isc import isc_features_to_metric
 from torch_fidelity.metric_kid import kernel_mmd

@@ -4,10 +4,10 @@ import functools
 import json
 import re
 
-from conftest import read_json, succeed, without_warnings
 import conftest
 import pytest
 from browser import parts_of
+from conftest import read_json, succeed, without_warnings
 from PIL import Image
 from run_files import read_plan
 
@@ -43,8 +43,8 @@ def test_a_budget_chooses_on_a_gpu_that_is_planned():
     assert plan["options"]["recompute"] != "none"
     assert plan["machine"]["memory_bytes"] == 10 << 30
     assert plan["predicted"]["fits"] and plan["predicted"]["needed_bytes"] <= 10 << 30
-    assert all(choice["needed_bytes"] <= 10 << 30 for choice in read_json("plan", "--search", *model, "--gpus", 1,
-                                                                          "--memory-budget", "10G")["best"])
+    found = read_json("plan", "--search", *model, "--gpus", 1, "--memory-budget", "10G")
+    assert all(choice["needed_bytes"] <= 10 << 30 for choice in found["best"])
 
 
 def test_a_refused_budget_names_what_works(tmp_path):
@@ -163,9 +163,9 @@ def test_messages_of_data_name_no_other_command(tmp_path, command):
 
 def test_a_compressed_archive_is_named(tmp_path):
     (tmp_path / "pictures.tar.gz").write_bytes(b"\x1f\x8b")
-    assert "pictures.tar.gz: unpack it first" in refusal("extract", "--data", tmp_path / "pictures.tar.gz",
-                                                         "--autoencoder", "pixels", "--image-size", 16,
-                                                         "--out", tmp_path / "store")
+    message = refusal("extract", "--data", tmp_path / "pictures.tar.gz", "--autoencoder", "pixels", "--image-size", 16,
+                      "--out", tmp_path / "store")
+    assert "pictures.tar.gz: unpack it first" in message
 
 
 # Plans

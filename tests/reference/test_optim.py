@@ -36,8 +36,9 @@ def steps_of(make_optimizer, inputs, before_step=lambda parameters: {}, seen=lam
 
 def torch_adamw(inputs, grad_clip=None, **options):
     def clip(parameters):
-        return {} if grad_clip is None else {"grad_norm": torch.nn.utils.clip_grad_norm_(parameters,
-                                                                                         grad_clip).reshape(1)}
+        if grad_clip is None:
+            return {}
+        return {"grad_norm": torch.nn.utils.clip_grad_norm_(parameters, grad_clip).reshape(1)}
 
     return steps_of(lambda parameters: torch.optim.AdamW(parameters, **options), inputs, clip)
 
@@ -211,5 +212,5 @@ def test_wrong_configs_name_key_and_file(conformance, config, expected):
 
 def test_a_gradient_of_another_shape_is_named(conformance):
     inputs = recording() | {"grad.0.bias": torch.zeros(8)}
-    assert "bias expects shape [7], got [8]" in conformance("optim", config=dict(type="adamw", lr=1.0, steps=1),
-                                                            inputs=inputs, expect_error=True)
+    message = conformance("optim", config=dict(type="adamw", lr=1.0, steps=1), inputs=inputs, expect_error=True)
+    assert "bias expects shape [7], got [8]" in message

@@ -81,7 +81,7 @@ def test_a_probe_ends_with_advice(probed, tmp_path):
     assert "--recompute all would be 0." in advice["recomputation"]["text"] and advice["recomputation"]["gain"] < 1
     assert probed["measured"]["checkpoint_pause_s"] > 0 and "a checkpoint stops training for" in advice["checkpoint"]["text"]
     result = ok("probe", "--steps", 3, "--recompute", "all", "--no-checkpoint", "--checkpoint-every", 1, "--threads", 1,
-                 "--compute-dtype", "bf16", temporary=tmp_path)
+                "--compute-dtype", "bf16", temporary=tmp_path)
     said = [line for line in result.stdout.splitlines() if line.startswith("advice: ")]
     assert len(said) == 5 and result.stdout.splitlines()[-5:] == said
     assert any("recomputation: --recompute none: 1." in line and "more memory (planned)" in line for line in said), said

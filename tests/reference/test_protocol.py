@@ -120,16 +120,15 @@ def test_tensorboard_has_the_values(run, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     out = tmp_path / "run"
     succeed("train", *TRAIN, "--data", run.parent / "data", "--out", out, "--max-steps", "2", "--evaluate-every", "1",
-       "--evaluate-images", "8", "--evaluate-reference", run.parent / "data")
+            "--evaluate-images", "8", "--evaluate-reference", run.parent / "data")
     accumulator = EventAccumulator(str(out), size_guidance={"scalars": 0})
     accumulator.Reload()
     logged = events(out, "evaluation")
     assert [line["step"] for line in logged] == [1, 2]
     for name in ("fd_random", "kd_random", "precision", "recall"):
-        scalars = accumulator.Scalars(f"evaluation/{name}")
+        scalars, wanted = accumulator.Scalars(f"evaluation/{name}"), [line["metrics"][name] for line in logged]
         assert [scalar.step for scalar in scalars] == [1, 2]
-        assert [scalar.value for scalar in scalars] == pytest.approx([line["metrics"][name] for line in logged],
-                                                                     rel=1e-6)
+        assert [scalar.value for scalar in scalars] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_reports_show_every_result(run, tmp_path):

@@ -173,7 +173,7 @@ def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     assert not [rank for rank, pid in ranks.items() if is_running(pid)]
     assert f"rank {victim} no longer answers" in stderr  # said by those that waited for it
     assert sum(" of 3: " in line for line in stderr.splitlines()) == 1, stderr  # once, though two waited
-    reached = step_lines(tmp_path)[-1]["step"]
+    reached = step_lines(tmp_path, killed=True)[-1]["step"]
     resumed = train(tmp_path, reached + 2, "--nproc", 2)
     assert "resuming" in resumed.stdout
 
@@ -260,8 +260,8 @@ def environment_of_ranks(world_size):
 
 
 def processes_by_hand(arguments_of_ranks, world_size):
-    return [start(arguments, **environment) for arguments, environment in zip(arguments_of_ranks,
-                                                                              environment_of_ranks(world_size))]
+    return [start(arguments, **environment)
+            for arguments, environment in zip(arguments_of_ranks, environment_of_ranks(world_size))]
 
 
 def start_by_hand(arguments_of_ranks):
@@ -342,7 +342,7 @@ def test_a_run_folder_in_use_is_refused_and_a_killed_run_lets_go_of_it(tmp_path)
     wait_for_steps(process, tmp_path, num_steps(tmp_path) + 2)  # unharmed
     process.kill()
     process.communicate(timeout=30)
-    train(tmp_path, step_lines(tmp_path)[-1]["step"] + 1)
+    train(tmp_path, step_lines(tmp_path, killed=True)[-1]["step"] + 1)
 
 
 def test_damaged_checkpoints_are_told_and_never_started_over(tmp_path):

@@ -178,8 +178,9 @@ def test_other_builds_are_refused_on_every_rank(kiln, weights, tmp_path):
 
 
 def test_other_settings_are_refused_on_every_rank(weights, tmp_path):
-    with_seed = lambda seed: start_by_hand([[program("kiln"),
-                                             *sample_arguments(weights, tmp_path / "out", "--seed", seed)]] * 2)
+    def with_seed(seed):
+        return start_by_hand([[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", seed)]] * 2)
+
     assert [code for _, code in with_seed(1)] == [0, 0]
     for (_, stderr), code in with_seed(2):
         assert code == 1 and "drawn with other settings: seed" in stderr

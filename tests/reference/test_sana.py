@@ -192,8 +192,9 @@ def test_guidance_must_be_given(conformance):
     config = CONFIGS["Sprint"]
     inputs = inputs_of(config)
     del inputs["guidance"]
-    assert "guidance" in conformance("forward", model="sana", config=config, weights=random_sana(config).state_dict(),
-                                     inputs=inputs, expect_error=True)
+    message = conformance("forward", model="sana", config=config, weights=random_sana(config).state_dict(),
+                          inputs=inputs, expect_error=True)
+    assert "guidance" in message
 
 
 def test_init_has_the_distribution_of_the_repository(conformance):

@@ -50,8 +50,8 @@ def command(out, *extra):
     return ["train", *MODEL, *OPTIONS, *extra, "--out", out]
 
 
-def losses(out):
-    return [(line["step"], line["loss"], line["lr"]) for line in step_lines(out)]
+def losses(out, killed=False):
+    return [(line["step"], line["loss"], line["lr"]) for line in step_lines(out, killed)]
 
 
 def remove_checkpoints_after(out, step):
@@ -150,7 +150,7 @@ def test_kills_across_boundaries_change_nothing(two_stages, tmp_path, kills, eve
             to_boundary = FIRST - num_steps(out)
             lines = to_boundary if len(last_steps) % 2 == 0 and 0 < to_boundary < 8 else chance.randrange(1, 8)
             if kill_after(arguments, out, lines):
-                last_steps.append(losses(out)[-1][0])
+                last_steps.append(losses(out, killed=True)[-1][0])
             else:
                 ended += 1
                 assert_whole()

@@ -8,7 +8,7 @@ import pytest
 from browser import parts_of
 from conftest import succeed
 from PIL import Image
-from run_files import checkpoint, step_lines
+from run_files import checkpoint, log_lines, step_lines
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.tensorflow_stub import errors
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
@@ -55,7 +55,7 @@ def test_terms_of_the_loss(run, tmp_path):
     """Those of DiT's loss stand in the log, in TensorBoard and in the report. A loss of one term has no others."""
     assert "loss_by_term" not in (run / "log.jsonl").read_text()
     train(tmp_path, 4, "--objective", "iddpm", "--sample-every", 0)
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lines = log_lines(tmp_path)
     assert [line["step"] for line in lines] == [2, 4]
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()

@@ -164,8 +164,8 @@ def test_an_instruction_needs_an_encoder_that_begins_texts(kiln, encoders, tmp_p
 
 
 def test_several_captions_weights_and_kinds(encoders, tmp_path):
-    data = write_metadata(tmp_path / "data", [{"captions": [{"text": "long one", "weight": 3, "kind": "long"},
-                                                            "short"]}, {"caption": ["x", "y"]}, "short"])
+    several = [{"text": "long one", "weight": 3, "kind": "long"}, "short"]
+    data = write_metadata(tmp_path / "data", [{"captions": several}, {"caption": ["x", "y"]}, "short"])
     extract(data, tmp_path / "store", encoders["bert"], "--caption-prefix", "<", "--caption-suffix", ">",
             "--text-name", "two")
     info, _, rows, samples, captions = read_text_store(tmp_path / "store" / "text-two")
@@ -218,8 +218,8 @@ def test_layouts(encoders, tmp_path, layout):
 
 
 def test_text_is_added_to_a_store_and_the_same_command_continues(kiln, encoders, tmp_path):
-    data, out = write_metadata(tmp_path / "data",
-                               [f"picture number {index}" for index in range(40)]), tmp_path / "store"
+    out = tmp_path / "store"
+    data = write_metadata(tmp_path / "data", [f"picture number {index}" for index in range(40)])
     succeed(*command(data, out))
     add = ["extract", "--data", data, "--out", out, "--text-encoder", encoders["bert"]]
     succeed(*add)
@@ -238,8 +238,8 @@ def test_text_is_added_to_a_store_and_the_same_command_continues(kiln, encoders,
 
 def test_hardening_high_1_damaged_captions_are_named(kiln, encoders, tmp_path):
     """By verify, and by training at the first read. Friction 25 too: inspect shows the text."""
-    data, store = write_metadata(tmp_path / "data",
-                                 [f"picture number {index}" for index in range(6)]), tmp_path / "store"
+    store = tmp_path / "store"
+    data = write_metadata(tmp_path / "data", [f"picture number {index}" for index in range(6)])
     extract(data, store, encoders["bert"])
     assert "captions of text-bert" in kiln("store", "verify", store).stdout
     inspected = kiln("store", "inspect", store).stdout

@@ -172,9 +172,8 @@ def test_hardening_high_2_validation_with_captions_of_other_samples_is_refused(t
     held_out = shutil.copytree(store, tmp_path / "held-out")
     described = held_out / f"text-{FAMILIES['pixart'][0]}" / "text.json"
     described.write_text(described.read_text().replace(json.loads(described.read_text())["samples_xxh3"], "0" * 16))
-    assert "has captions of other samples than its features" in refusal(*arguments(store, "pixart", tmp_path / "run", 2,
-                                                                                   "--validation-data", held_out,
-                                                                                   "--validate-every", 1))
+    line = refusal(*arguments(store, "pixart", tmp_path / "run", 2, "--validation-data", held_out, "--validate-every", 1))
+    assert "has captions of other samples than its features" in line
 
 
 def test_grids_show_captions_or_prompts(tmp_path, store, runs, encoders):

@@ -116,9 +116,9 @@ def test_captions_of_unequal_length_are_refused(conformance):
     inputs = inputs_of(TINY)
     inputs["caption_mask"] = torch.ones(2, 7, dtype=torch.int64)
     inputs["caption_mask"][1, 5:] = 0
-    assert "captions of equal length" in conformance("forward", model="unet2d_condition", config=TINY,
-                                                     weights=model_of(TINY).state_dict(), inputs=inputs,
-                                                     expect_error=True)
+    message = conformance("forward", model="unet2d_condition", config=TINY, weights=model_of(TINY).state_dict(),
+                          inputs=inputs, expect_error=True)
+    assert "captions of equal length" in message
 
 
 def test_init_draws_as_diffusers(conformance):
@@ -162,8 +162,8 @@ def test_training_steps(conformance, prediction_type, snr_gamma, offset, perturb
     batches = unet_batches(steps * micro, batch, generator)
     batches["noise"] += offset * torch.randn(steps * micro, batch, 4, 1, 1, generator=generator)
     if perturbation:
-        batches["input_noise"] = batches["noise"] + perturbation * torch.randn(batches["noise"].shape,
-                                                                               generator=generator)
+        drawn = torch.randn(batches["noise"].shape, generator=generator)
+        batches["input_noise"] = batches["noise"] + perturbation * drawn
     schedule = dict(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, prediction_type=prediction_type)
     loss = dict(type="ddpm", **schedule) | ({"snr_gamma": snr_gamma} if snr_gamma else {})
     config = dict(loss=loss, optimizer=dict(type="adamw", lr=1e-4, betas=[0.9, 0.999], eps=1e-8, weight_decay=0.01),
