@@ -11,7 +11,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import time
 import tomllib
 import zlib
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from browser import check_report
 from conftest import complaints, program
 from diffusers import AutoencoderKL
-from interruptions import PATIENCE_S, wait_while_running
+from interruptions import PATIENCE_S, wait_until, wait_while_running
 from PIL import Image, ImageDraw
 from pipelines import START, kiln_normals, read_npz
 from run_files import read_config, read_plan, step_lines
@@ -118,10 +117,7 @@ class Walk:
             process.send_signal(stop)
             said, _ = process.communicate(timeout=PATIENCE_S)
         assert has_begun, f"it ended before it could be interrupted: {said}"
-        deadline = time.monotonic() + PATIENCE_S
-        while any(os.path.exists(f"/proc/{rank}") for rank in ranks):
-            assert time.monotonic() < deadline, "a rank outlives its run"
-            time.sleep(0.01)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{rank}") for rank in ranks))  # none outlives its run
         assert process.returncode == (0 if stop == signal.SIGTERM else -stop), said
         return said
 

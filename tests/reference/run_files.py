@@ -1,11 +1,9 @@
 """What kiln train leaves in the folder of a run, and a run that is killed on its way."""
 
 import json
-import signal
-import subprocess
 
 from conftest import program
-from interruptions import wait_while_running
+from interruptions import killed_once
 
 STATE = ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors")
 
@@ -67,8 +65,4 @@ def assert_no_leftovers(run):
 def kill_after(arguments, run, num_lines):
     """Starts kiln and kills it with -9 once the log has `num_lines` more steps; True if it was still running."""
     target = num_steps(run) + num_lines
-    process = subprocess.Popen([str(part) for part in [program("kiln"), *arguments]], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
-    wait_while_running(process, lambda: num_steps(run) >= target)
-    process.kill()
-    return process.wait() == -signal.SIGKILL
+    return killed_once(lambda: num_steps(run) >= target, [program("kiln"), *arguments])

@@ -10,7 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from conftest import FULL, assert_fails, matrix, program, refusal, run_command, succeed
+from conftest import FULL, assert_fails, matrix, program, refusal, succeed
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image, ImageOps
 from pictures import noise_picture
@@ -185,15 +185,17 @@ def test_killed_and_continued_gives_the_same_bytes(tmp_path, ranks, number):
     whole = extract(tmp_path / "in", tmp_path / "whole", *more)
     assert "5 of 90 pictures are broken or smaller than their bucket" in whole.stdout
     assert "skipped: " in whole.stderr and "skipped: [" not in whole.stderr
-    command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", *more)]
+    command = arguments(tmp_path / "in", tmp_path / "cut", *more)
     rng = np.random.default_rng([ranks, number])
 
     def num_bytes():
         return sum(path.stat().st_size for path in (tmp_path / "cut").rglob("*") if path.is_file())
 
-    def killed():
+    def killed(_):
+        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
         most = int(rng.integers(1, 20)) * 50_000
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen([program("kiln"), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
 
         def has_written():
             try:
@@ -208,14 +210,8 @@ def test_killed_and_continued_gives_the_same_bytes(tmp_path, ranks, number):
         is_complete = info.exists() and json.loads(info.read_text())["complete"]  # nothing was left but to end
         return process.wait() == -signal.SIGKILL and interrupted and not is_complete
 
-    def killed_once(_):
-        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
-        return killed()
-
-    until_interrupted(killed_once)
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
-    assert "5 of 90 pictures are broken or smaller than their bucket" in result.stdout
+    until_interrupted(killed)
+    assert "5 of 90 pictures are broken or smaller than their bucket" in succeed(*command).stdout
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
     assert "nothing to do" in extract(tmp_path / "in", tmp_path / "cut", *more).stdout
 

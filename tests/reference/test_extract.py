@@ -8,8 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import assert_refused, matrix, program, run_command, succeed
-from interruptions import until_interrupted, wait_while_running
+from conftest import assert_refused, matrix, program, succeed
+from interruptions import killed_once, until_interrupted, wait_while_running
 from PIL import Image
 from pictures import noise_picture
 from run_files import losses
@@ -108,7 +108,7 @@ def test_killed_and_continued_gives_the_same_bytes(tiny_vae, tmp_path, seed):
     rng = np.random.default_rng(seed)
     cut = tmp_path / "cut"
     log = cut / "unfinished-shard.log"
-    command = [program("kiln"), *arguments(tmp_path / "in", cut, *more)]
+    command = arguments(tmp_path / "in", cut, *more)
 
     def killed():
         """Once the log, which grows with every batch and begins again with every shard, has changed some times."""
@@ -120,19 +120,14 @@ def test_killed_and_continued_gives_the_same_bytes(tiny_vae, tmp_path, seed):
                 sizes.append(size)
             return len(sizes) > times
 
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        interrupted = wait_while_running(process, lambda times=rng.integers(1, 4): has_changed(times))
-        process.kill()
-        return process.wait() == -signal.SIGKILL and interrupted
+        return killed_once(lambda times=rng.integers(1, 4): has_changed(times), [program("kiln"), *command])
 
     def killed_often(_):
         shutil.rmtree(cut, ignore_errors=True)
         return all(killed() for _ in range(3))
 
     until_interrupted(killed_often)
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
-    assert "7 of 120 pictures are broken or smaller" in result.stdout
+    assert "7 of 120 pictures are broken or smaller" in succeed(*command).stdout
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 

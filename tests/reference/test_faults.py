@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FULL
-from interruptions import PATIENCE_S
+from interruptions import PATIENCE_S, wait_until
 from run_files import assert_no_leftovers, log_lines, losses
 from run_files import saved as saved_files
 from test_ranks import ENDLESS, command, environment_of_ranks, train
@@ -45,13 +45,6 @@ def moments_of(division):
         moments.append("collective" if 3 in options else "reduction")
     return moments
 
-
-def wait_until(condition, pause_s=0.001):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(pause_s)
-    return result
 
 
 def state_of(pid):
@@ -188,7 +181,7 @@ def strike(out, division, moment, victims, chance):
     arrive = {"save": arrive_in_save, "NVMe write": arrive_in_write}.get(moment, arrive_in_collective)
     try:
         least = chance.randrange(1, 8)
-        wait_until(lambda: ranks.steps() >= least and newest_step(out) > 0)
+        wait_until(lambda: ranks.steps() >= least and newest_step(out) > 0, 0.001)
         time.sleep(chance.uniform(0, 0.02))
         arrived = arrive(ranks, victims[0], chance)
         for victim in victims:

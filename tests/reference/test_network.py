@@ -8,6 +8,7 @@ import time
 
 import pytest
 from conftest import succeed
+from interruptions import wait_until
 from run_files import checkpoint, losses, num_steps
 from safetensors.torch import load_file
 from test_ranks import ENDLESS, assert_same_losses, command, train
@@ -118,10 +119,8 @@ def test_a_slow_link_changes_nothing_but_the_time(machines, tmp_path, say):
 def test_a_cut_link_ends_both_sides_and_keeps_the_checkpoint(machines, tmp_path, say):
     ranks = start_on(machines, tmp_path, ENDLESS, "--zero-stage", 2, "--collective-timeout", 6, "--checkpoint-every", 3,
                      KILN_JOB_SECRET="of a job between machines")
-    deadline = time.monotonic() + 60
-    while num_steps(tmp_path) < 5 or not list(tmp_path.glob("checkpoints/step-*")):  # written while training goes on
-        assert time.monotonic() < deadline and all(process.poll() is None for process in ranks)
-        time.sleep(0.05)
+    # A checkpoint is written while training goes on.
+    wait_until(lambda: num_steps(tmp_path) >= 5 and list(tmp_path.glob("checkpoints/step-*")), limit_s=60, running=ranks)
     assert run(*machines[0].inside("ip", "link", "set", "link0", "down")).returncode == 0
     begin = time.monotonic()
     errors = [process.communicate(timeout=60)[1] for process in ranks]

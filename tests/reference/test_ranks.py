@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import FULL, assert_refused, matrix, program, succeed
+from interruptions import wait_until
 from run_files import losses, num_steps, step_lines
 from safetensors.torch import load_file, save_file
 from test_extract import SIZE, write_pictures
@@ -45,11 +46,7 @@ def start(arguments, **environment):
 
 
 def wait_for_steps(process, out, steps):
-    deadline = time.monotonic() + 60
-    while num_steps(out) < steps:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: num_steps(out) >= steps, limit_s=60, running=[process])
 
 
 def processes_under(parent):
@@ -158,11 +155,8 @@ def test_a_stop_signal_checkpoints_all_ranks(alone, tmp_path, target):
 def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     process = start(command(tmp_path, ENDLESS, "--nproc", 3, "--zero-stage", 2 + victim, "--checkpoint-every", 3))
     wait_for_steps(process, tmp_path, 4)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("checkpoints/step-*/train_state.json")):  # written while training goes on
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # Written while training goes on.
+    wait_until(lambda: list(tmp_path.glob("checkpoints/step-*/train_state.json")), limit_s=60, running=[process])
     ranks = processes_under(process.pid)
     os.kill(ranks[victim], signal.SIGKILL)
     begin = time.monotonic()
@@ -207,10 +201,7 @@ def test_the_launcher_blames_the_killed_rank_not_those_that_missed_it(tmp_path):
     ranks = processes_under(process.pid)
     process.send_signal(signal.SIGSTOP)
     os.kill(ranks[1], signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while is_running(ranks[0]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not is_running(ranks[0]), limit_s=60)
     process.send_signal(signal.SIGCONT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 1
@@ -236,10 +227,7 @@ def test_ranks_end_with_their_launcher(tmp_path):
     ranks = processes_under(process.pid)
     process.kill()
     process.communicate(timeout=30)
-    deadline = time.monotonic() + 10
-    while [pid for pid in ranks.values() if is_running(pid)] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [pid for pid in ranks.values() if is_running(pid)]
+    wait_until(lambda: not any(map(is_running, ranks.values())), limit_s=10)
 
 
 def free_port():

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import signal
-import subprocess
 from unittest import mock
 
 import numpy as np
@@ -15,7 +13,7 @@ from diffusers import (DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
                        FlowMatchEulerDiscreteScheduler, StableDiffusion3Img2ImgPipeline, StableDiffusionImg2ImgPipeline,
                        UniPCMultistepScheduler)
 from dit_torch import DiT, randomise_
-from interruptions import until_interrupted, wait_while_running
+from interruptions import killed_once, until_interrupted
 from PIL import Image
 from pipelines import POSTERIOR, START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_kl
 from recorded_runs import make_run
@@ -202,10 +200,8 @@ def test_killed_sampling_goes_on(run_folder, tmp_path):
     def killed(_):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         (tmp_path / "all.npz").unlink(missing_ok=True)
-        process = subprocess.Popen([program("kiln"), "sample", *map(str, arguments)], stderr=subprocess.DEVNULL)
-        wait_while_running(process, lambda: len(list((tmp_path / "out").glob("0*.png"))) >= 5)
-        process.kill()
-        return process.wait() == -signal.SIGKILL and len(list((tmp_path / "out").glob("0*.png"))) < count
+        drawn = lambda: len(list((tmp_path / "out").glob("0*.png")))
+        return killed_once(lambda: drawn() >= 5, [program("kiln"), "sample", *arguments]) and drawn() < count
 
     until_interrupted(killed)
     done = len(list((tmp_path / "out").glob("0*.png")))

@@ -3,13 +3,11 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
 
 import numpy as np
 import pytest
-from conftest import assert_fails, assert_refused, program, run_command, succeed
-from interruptions import until_interrupted, wait_while_running
+from conftest import assert_fails, assert_refused, program, succeed
+from interruptions import killed_once, until_interrupted
 from safetensors.numpy import load_file
 from test_images import names_of
 
@@ -196,16 +194,12 @@ def test_a_folder_that_is_no_store(tmp_path):
 
 
 def test_killed_imports_end_with_the_same_bytes(tmp_path):
-    command = [program("kiln"), "store", "import", "--from", "fast-dit", tmp_path / "in", "--out", tmp_path / "store",
-               "--image-size", "256"]
+    command = ["store", "import", "--from", "fast-dit", tmp_path / "in", "--out", tmp_path / "store", "--image-size", 256]
     log = tmp_path / "store" / "unfinished-shard.log"
 
     def killed():
         before = log.stat().st_size if log.exists() else 0
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_while_running(process, lambda: log.exists() and log.stat().st_size > before + 2_000)
-        process.kill()
-        return process.wait() == -signal.SIGKILL
+        return killed_once(lambda: log.exists() and log.stat().st_size > before + 2_000, [program("kiln"), *command])
 
     def killed_twice(more):
         for folder in ("in", "store"):
@@ -215,8 +209,7 @@ def test_killed_imports_end_with_the_same_bytes(tmp_path):
 
     until_interrupted(killed_twice, tries=5)
     import_fast_dit(tmp_path / "in", tmp_path / "whole")
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
+    succeed(*command)
     for name in sorted(os.listdir(tmp_path / "whole")):
         assert (tmp_path / "store" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert sorted(os.listdir(tmp_path / "store")) == sorted(os.listdir(tmp_path / "whole"))
