@@ -95,70 +95,49 @@ def deep_tar(folder):
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    return ["extract", "--data", folder, "--autoencoder", "pixels", "--image-size", 16, "--out", folder / "store"]
-
-
-def deep_metadata(folder):
-    (folder / "metadata.jsonl").write_text('{"file_name": "a.png", "text": ' + DEEP + "\n")
-    return ["extract", "--data", folder, "--autoencoder", "pixels", "--image-size", 16, "--out", folder / "store"]
-
-
-def deep_list(folder):
-    (folder / "data_info.json").write_text(DEEP)
-    return ["extract", "--data", folder, "--autoencoder", "pixels", "--image-size", 16, "--out", folder / "store"]
 
 
 def deep_autoencoder(folder):
     as_folder(folder / "data", pictures(1, 1))
     (folder / "config.json").write_text('{"_class_name": ' + DEEP)
-    return ["extract", "--data", folder / "data", "--autoencoder", folder, "--image-size", 16, "--out", folder / "store"]
 
 
 def deep_header(folder):
     header = b'{"a":' + DEEP.encode()
     (folder / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    return ["inspect", folder / "x.safetensors"]
 
 
 def deep_record(folder):
     save_file({"w": torch.zeros(2)}, folder / "x.safetensors", {"kiln_record": DEEP})
-    return ["inspect", folder / "x.safetensors"]
 
 
-def deep_store(folder):
-    (folder / "store.json").write_text('{"format": ' + DEEP)
-    return ["store", "inspect", folder]
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
 
 
-def deep_option(folder):
-    (folder / "config.json").write_text('{"depth": ' + DEEP)
-    return ["inspect", "--model", "dit", "--config", folder / "config.json"]
+EXTRACT = ["extract", "--data", "{}", "--autoencoder", "pixels", "--image-size", 16, "--out", "{}/store"]
+NESTED = "has more than 64 nested levels"
+# What lies in a folder {}, and who reads it.
+DEEP_FILES = {
+    "tar": (deep_tar, EXTRACT, NESTED),
+    "metadata": (text("metadata.jsonl", '{"file_name": "a.png", "text": ' + DEEP + "\n"), EXTRACT, NESTED),
+    "list": (text("data_info.json", DEEP), EXTRACT, NESTED),
+    "autoencoder": (deep_autoencoder, ["extract", "--data", "{}/data", "--autoencoder", "{}", *EXTRACT[5:]], NESTED),
+    "header": (deep_header, ["inspect", "{}/x.safetensors"], NESTED),
+    "record": (deep_record, ["inspect", "{}/x.safetensors"], NESTED),
+    "store": (text("store.json", '{"format": ' + DEEP), ["store", "inspect", "{}"], NESTED),
+    "deepspeed": (text("ds.json", '{"fp16": ' + DEEP), ["train", *RUN, "--data", "synthetic", "--max-steps", 1, "--out", "{}/run",
+                                                        "--deepspeed", "{}/ds.json"], NESTED),
+    "result": (text("a.json", DEEP), ["evaluate", "--compare", "{}/a.json", "{}/a.json"], NESTED),
+    "option": (text("config.json", '{"depth": ' + DEEP), ["inspect", "--model", "dit", "--config", "{}/config.json"], ""),
+    "yaml": (text("sana.yaml", "model: " + DEEP), ["train", "--recipe", "{}/sana.yaml", "--out", "{}/run"], ""),
+}
 
 
-def deep_deepspeed(folder):
-    (folder / "ds.json").write_text('{"fp16": ' + DEEP)
-    return ["train", *RUN, "--data", "synthetic", "--max-steps", 1, "--out", folder / "run", "--deepspeed", folder / "ds.json"]
-
-
-def deep_yaml(folder):
-    (folder / "sana.yaml").write_text("model: " + DEEP)
-    return ["train", "--recipe", folder / "sana.yaml", "--out", folder / "run"]
-
-
-def deep_result(folder):
-    (folder / "a.json").write_text(DEEP)
-    return ["evaluate", "--compare", folder / "a.json", folder / "a.json"]
-
-
-@pytest.mark.parametrize("make", [deep_tar, deep_metadata, deep_list, deep_autoencoder, deep_header, deep_record, deep_store,
-                                  deep_deepspeed, deep_result])
-def test_finding_08_nested_json_is_one_line(make, tmp_path):
-    assert "has more than 64 nested levels" in refusal(*make(tmp_path))
-
-
-@pytest.mark.parametrize("make", [deep_option, deep_yaml])
-def test_finding_08_nested_options_are_one_line(make, tmp_path):
-    refusal(*make(tmp_path))
+@pytest.mark.parametrize("write, command, expected", DEEP_FILES.values(), ids=DEEP_FILES)
+def test_finding_08_nested_files_are_one_line(tmp_path, write, command, expected):
+    write(tmp_path)
+    assert expected in refusal(*(str(word).replace("{}", str(tmp_path)) for word in command))
 
 
 @pytest.mark.parametrize("file", ["config.json", "checkpoints/step-00000002/train_state.json"])
