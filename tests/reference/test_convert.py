@@ -289,13 +289,12 @@ def sd_vae():
 
 
 def published(name):
-    """Lines "key, shape" of a table in which blocks.[0-27].x stands for blocks.0.x to blocks.27.x."""
+    """Lines "key, shape" of a table in which blocks.[0-27].x stands for blocks.0.x to blocks.27.x, x.{weight,bias} for both."""
     def each(line):
-        head, *ranges = re.split(r"\[(\d+)-(\d+)\]", line, maxsplit=1)
-        if not ranges:
+        if not (found := re.search(r"\[(\d+)-(\d+)\]|\{([^}]*)\}", line)):
             return [line]
-        first, last, rest = ranges
-        return [key for i in range(int(first), int(last) + 1) for key in each(f"{head}{i}{rest}")]
+        members = found[3].split(",") if found[3] else range(int(found[1]), int(found[2]) + 1)
+        return [key for member in members for key in each(f"{line[:found.start()]}{member}{line[found.end():]}")]
 
     rows = (REPOSITORY / "tests/models/keys" / f"{name}.tsv").read_text().splitlines()
     return [key for row in rows for key in each(row.rsplit("\t", 1)[0])]

@@ -5,10 +5,9 @@ import os
 import re
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
-from conftest import FULL, lines_of_errors, program, succeed
+from conftest import FULL, REPOSITORY, lines_of_errors, program, read_json, succeed
 from interruptions import until_interrupted, wait_while_running
 from run_files import read_plan
 
@@ -288,13 +287,14 @@ def test_an_interrupt_ends_the_comparison(tmp_path):
     until_interrupted(interrupted, tries=4)
 
 
+def planned_variants(recipe):
+    return read_json("probe", "--variants", REPOSITORY / "recipes" / recipe / "variants.toml", "--plan-for", "A100-80G",
+                     timeout=300)["variants"]
+
+
 def test_fast_dits_variants():
     """The recipe, planned for an A100: more speed and less memory row by row, pictures encoded in all but the last."""
-    path = Path(__file__).resolve().parents[2] / "recipes" / "fast-dit" / "variants.toml"
-    result = subprocess.run([str(program("kiln")), "probe", "--variants", str(path), "--plan-for", "A100-80G", "--json"],
-                            capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout)["variants"]
+    rows = planned_variants("fast-dit")
     assert [row["name"] for row in rows] == ["original", "recompute", "amp", "features"]
     speeds = [row["steps_per_s"] for row in rows[1:]]
     assert speeds == sorted(speeds)
@@ -305,11 +305,7 @@ def test_fast_dits_variants():
 
 def test_stable_diffusions_variants():
     """What each setting of a DeepSpeed guide brings on 8 cards: memory falls with each, and each one's price is seen."""
-    path = Path(__file__).resolve().parents[2] / "recipes" / "sd15" / "variants.toml"
-    result = subprocess.run([str(program("kiln")), "probe", "--variants", str(path), "--plan-for", "A100-80G", "--json"],
-                            capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    rows = {row["name"]: row for row in json.loads(result.stdout)["variants"]}
+    rows = {row["name"]: row for row in planned_variants("sd15")}
     memory = {name: row["memory_bytes"] for name, row in rows.items()}
     order = ["ddp", "fp16", "accumulation", "recompute", "zero-1", "zero-2", "zero-3", "zero-3-cpu"]
     assert [memory[name] for name in order] == sorted((memory[name] for name in order), reverse=True)
