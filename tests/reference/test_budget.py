@@ -136,8 +136,7 @@ def test_less_than_the_least_is_refused_before_anything_is_made(budget_range, tm
 
 def test_the_micro_batch_is_chosen_when_asked(budget_range, tmp_path):
     least, _, beside = budget_range
-    code, output, resident = train(tmp_path / "run", "--micro-batch", -1, "--memory-budget", int(0.9 * least + beside))
-    assert code == 0, output
+    output, resident = trained(tmp_path / "run", "--micro-batch", -1, "--memory-budget", int(0.9 * least + beside))
     assert 0 < int(re.search(r"--micro-batch (\d+) ", output)[1]) < 16
     assert resident < 0.9 * least + beside
 

@@ -4,15 +4,13 @@ import functools
 import json
 import random
 import shutil
-import signal
-import subprocess
 from pathlib import Path
 
 import conftest
 import numpy as np
 import pytest
 from conftest import FULL, REPOSITORY, program, read_json, succeed, without_warnings
-from interruptions import until_interrupted, wait_while_running
+from interruptions import killed_once, until_interrupted
 from pictures import noise_picture, unequal_caption
 from run_files import checkpoint, events, kill_after, num_steps, read_config, saved, step_lines
 from test_text_store import encoder_folder
@@ -346,13 +344,11 @@ def test_an_interrupted_append_leaves_the_store_and_goes_on(stores, tmp_path):
     arguments = [program("kiln"), "extract", "--data", tmp_path / "pictures", "--autoencoder", "pixels", "--image-size", SIZE,
                  "--out", store, "--append", "--shard-size", 50]
     part = store / "appended-00001"
+    has_begun = (part / "shard-00001.safetensors").exists
 
     def killed(_):
         shutil.rmtree(part, ignore_errors=True)
-        process = subprocess.Popen([str(a) for a in arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_while_running(process, lambda: (part / "shard-00001.safetensors").exists())
-        process.kill()
-        return process.wait() == -signal.SIGKILL and (part / "shard-00001.safetensors").exists()
+        return killed_once(has_begun, arguments) and has_begun()
 
     until_interrupted(killed)
     if not json.loads((part / "store.json").read_text())["complete"]:
