@@ -174,7 +174,7 @@ def pixart_flow(path, **record):
     return recorded(path, "pixart", config, randomise_(PixArt(**config)).state_dict(), **record)
 
 
-def test_shipping_4_a_pixart_of_flow_runs_in_the_pipeline_of_its_folder(convert, kiln, tmp_path):
+def test_shipping_4_a_pixart_of_flow_runs_in_the_pipeline_of_its_folder(kiln, tmp_path):
     weights = pixart_flow(tmp_path / "w.safetensors")
     said = kiln("convert", "--in", weights, "--out", tmp_path / "pipeline", "--vae", tiny_kl_folder(tmp_path)).stdout
     assert "PixArtSigmaPipeline draws other pictures than Kiln (its loop does not run FlowMatchEulerDiscreteScheduler)" in said

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from browser import parts_of
-from conftest import FULL, REPOSITORY, assert_refused, program, read_json, run_program, succeed
+from conftest import FULL, REPOSITORY, assert_fails, assert_refused, program, read_json, run_program, succeed
 
 SMALL = ["--model", "DiT-S/4", "--gpu", "T4", "--gpus", "2"]
 
@@ -189,7 +189,7 @@ def test_every_family_is_searched(model):
     assert plan["fits"] and plan["needed_bytes"] == fastest["needed_bytes"]
 
 
-def test_winners_leave_room_unless_asked(kiln):
+def test_winners_leave_room_unless_asked():
     """At most 85 % of the memory; with --memory-share as much as that, which is faster or as fast."""
     command = ["plan", "--search", "--model", "DiT-L/2", "--gpu", "RTX-3090", "--gpus", 1, "--compute-dtype", "bf16",
                "--offload-optimizer", "none"]
@@ -197,8 +197,7 @@ def test_winners_leave_room_unless_asked(kiln):
     share = [choice["needed_bytes"] / (23.56 * 2**30) for choices in (usual, full) for choice in choices]
     assert all(part <= 0.85 for part in share[:len(usual)]) and all(part <= 0.97 for part in share)
     assert full[0]["step_s"] <= usual[0]["step_s"]
-    refused = kiln(*command, "--json", "--memory-share", 1.5)
-    assert refused.returncode == 1 and "--memory-share expects" in refused.stderr
+    assert_fails("--memory-share expects", *command, "--json", "--memory-share", 1.5)
 
 
 # Tables
