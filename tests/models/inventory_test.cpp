@@ -86,16 +86,21 @@ struct Entry {
 };
 using Inventory = std::map<std::string, Entry>;
 
-// Adds blocks.0.x to blocks.27.x for blocks.[0-27].x.
+// Adds blocks.0.x to blocks.27.x for blocks.[0-27].x, x.weight and x.bias for x.{weight,bias}.
 void add_keys(const std::string& key, const Entry& entry, Inventory& inventory) {
-  static const std::regex kRange(R"(\[(\d+)-(\d+)\])");
-  std::smatch range;
-  if (!std::regex_search(key, range, kRange)) {
+  static const std::regex kSet(R"(\[(\d+)-(\d+)\]|\{([^}]*)\})");
+  std::smatch set;
+  if (!std::regex_search(key, set, kSet)) {
     inventory[key] = entry;
     return;
   }
-  for (int i = std::stoi(range[1]); i <= std::stoi(range[2]); ++i)
-    add_keys(range.prefix().str() + std::to_string(i) + range.suffix().str(), entry, inventory);
+  const auto add = [&](const std::string& member) {
+    add_keys(set.prefix().str() + member + set.suffix().str(), entry, inventory);
+  };
+  if (!set[3].matched)
+    for (int i = std::stoi(set[1]); i <= std::stoi(set[2]); ++i) add(std::to_string(i));
+  std::istringstream members(set[3].str());
+  for (std::string member; std::getline(members, member, ',');) add(member);
 }
 
 Inventory read_inventory(const std::string& file) {

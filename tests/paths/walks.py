@@ -11,7 +11,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import time
 import tomllib
 import zlib
 from pathlib import Path
@@ -21,9 +20,10 @@ import torch
 from browser import check_report
 from conftest import complaints, program
 from diffusers import AutoencoderKL
-from interruptions import PATIENCE_S, wait_while_running
+from interruptions import PATIENCE_S, wait_until, wait_while_running
 from PIL import Image, ImageDraw
 from pipelines import START, kiln_normals, read_npz
+from run_files import read_config, read_plan, step_lines
 from torch.utils.flop_counter import FlopCounterMode
 
 PROMPT, SEED, STEPS = "a red circle on a plain wall", 6, 4  # of what is drawn by diffusers' pipelines too
@@ -117,10 +117,7 @@ class Walk:
             process.send_signal(stop)
             said, _ = process.communicate(timeout=PATIENCE_S)
         assert has_begun, f"it ended before it could be interrupted: {said}"
-        deadline = time.monotonic() + PATIENCE_S
-        while any(os.path.exists(f"/proc/{rank}") for rank in ranks):
-            assert time.monotonic() < deadline, "a rank outlives its run"
-            time.sleep(0.01)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{rank}") for rank in ranks))  # none outlives its run
         assert process.returncode == (0 if stop == signal.SIGTERM else -stop), said
         return said
 
@@ -140,14 +137,8 @@ def seconds_of(process):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def logged(run):
-    """The lines of steps in the log, in its order."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
-
-
 def steps_of(run):
-    return [line["step"] for line in logged(run)]
+    return [line["step"] for line in step_lines(run)]
 
 
 CURVES = ["Loss", "Loss by timestep", "Throughput, images/s", "Memory, GB", "Time of a step, ms", "Waiting for data", "Batches ready",
@@ -162,16 +153,16 @@ def check_run(page, run, headings=(), plots=(), rows={}, tables=(), **more):
         if value != "" and name not in ("stage", "model-config"):  # shown as a table and in words
             text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
             values[name] = None if isinstance(value, list) else re.escape(text)
-    drawing = json.loads((run / "config.json").read_text())["drawing"]  # the record's: options that draw nothing do not count
+    drawing = read_config(run)["drawing"]  # the record's: options that draw nothing do not count
     values |= {name: re.escape(str(drawing[name.replace("-", "_")])) for name in ("sampler", "num-sampling-steps", "cfg-scale")}
-    predicted, measured = (json.loads((run / "plan.json").read_text())[side] for side in ("predicted", "measured"))
+    predicted, measured = (read_plan(run)[side] for side in ("predicted", "measured"))
     figures = ["peak memory", "step"]
     for prefix, key in (("memory of ", "by_kind"), ("memory in ", "by_phase"), ("time of ", "phase_s")):
         names = measured[key].keys() | (predicted[key].keys() if key != "by_phase" else set())
         if "rehearsal" in names:  # of the planned, largest batch: it is the peak, and these steps' batches were smaller
             names -= {"rehearsal", "first step", "steady step"}
         figures += [prefix + name for name in names if measured[key].get(name, 0) > 0 or predicted[key].get(name, 0) > 0]
-    last = logged(run)[-1]
+    last = step_lines(run)[-1]
     cards = {"loss, smoothed": r"\d+\.\d{4}", "steps": str(last["step"]), "images seen": str(last["images_seen"]),
              "training time": r"\d+m \d\ds", "images/s, median": r"\d+\.\d", "host memory, highest": r"\d+\.\d\d GB"}
     check_report(page, headings=["Plan against measurement", "Settings", *headings], plots=[*CURVES, *plots], rows=values | rows, cards=cards,

@@ -56,17 +56,59 @@ def run_program(name, *arguments, timeout=600, **options):
     return run_command([program(name), *arguments], timeout, **options)
 
 
-def succeed(*arguments):
+def succeed(*arguments, **options):
     """Runs kiln, which must end well."""
-    result = run_program("kiln", *arguments)
+    result = run_program("kiln", *arguments, **options)
     assert result.returncode == 0, f"kiln {' '.join(map(str, arguments))}\n{result.stderr}"
     return result
+
+
+def is_refusal(result, code):
+    return result.returncode == code or code is None and result.returncode > 0
+
+
+def assert_fails(expected, *arguments, code=1, **options):
+    """Runs kiln, which must say `expected` among other lines and fail. code: as of refusal()."""
+    result = run_program("kiln", *arguments, **options)
+    assert is_refusal(result, code) and expected in result.stderr, result.stderr
+
+
+def read_json(*arguments, **options):
+    """What kiln prints with --json."""
+    return json.loads(succeed(*arguments, "--json", **options).stdout)
+
+
+def refusal(*arguments, code=1, lines=str.splitlines, **options):
+    """The one line in which kiln refuses. code: the status that it ends with, None for any of a refusal. lines: of the
+    text on stderr those that count."""
+    result = run_program("kiln", *arguments, **options)
+    assert is_refusal(result, code), result.stdout + result.stderr
+    found = lines(result.stderr.strip())
+    assert len(found) == 1, result.stderr
+    return found[0]
+
+
+def assert_refused(arguments, *parts, **options):
+    """A refusal() in whose line all parts stand."""
+    line = refusal(*arguments, **options)
+    for part in parts:
+        assert part in line, line
 
 
 @pytest.fixture
 def kiln():
     """kiln(*arguments) -> completed process; the caller looks at returncode, stdout, stderr."""
     return lambda *arguments, **options: run_program("kiln", *arguments, **options)
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """convert(in, out name, options...) -> the path written."""
+    def run(source, name, *options):
+        succeed("convert", "--in", source, "--out", tmp_path / name, *options)
+        return tmp_path / name
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +121,20 @@ def original_dit():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def tiny_vae(tmp_path_factory):
+    """A small AutoencoderKL that halves its images, as a diffusers folder; and the model."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    vae = AutoencoderKL(block_out_channels=(32, 32), down_block_types=("DownEncoderBlock2D",) * 2,
+                        up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4, norm_num_groups=32, sample_size=32,
+                        scaling_factor=0.3)
+    folder = tmp_path_factory.mktemp("vae")
+    vae.save_pretrained(folder)
+    return folder, vae
 
 
 @pytest.fixture
@@ -124,6 +180,15 @@ def conformance(tmp_path):
 def complaints(text):
     """The lines in which a command says what is wrong, not what it took as published, chose, counts or writes to."""
     return [line for line in text.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to |\w+: \d+/\d+ pictures)", line)]
+
+
+def without_warnings(text):
+    return [line for line in text.splitlines() if not line.startswith("warning: ")]
+
+
+def without_origins(text):
+    """The lines but those which say what settings are taken from."""
+    return [line for line in text.splitlines() if " is published: " not in line and " was begun: " not in line]
 
 
 def lines_of_errors(text):

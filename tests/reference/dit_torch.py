@@ -110,3 +110,13 @@ def randomise_(model, seed=0, scale=1.0):
             std = 1.0 if "embedding_table" in name else fan_in**-0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std * scale)
     return model
+
+
+def random_with_norms(model, seed=0):
+    """randomise_(), with norms whose weights are around 1."""
+    randomise_(model, seed).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                parameter.add_(1)
+    return model

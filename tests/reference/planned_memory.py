@@ -4,12 +4,9 @@ import json
 import random
 from pathlib import Path
 
-import numpy as np
-import torch
 from conftest import succeed
-from PIL import Image
-from test_text_store import FAMILIES as ENCODERS
-from test_tokenizers import MAKERS
+from pictures import captioned_pictures
+from test_text_store import encoder_folder
 
 COUNT = 24
 WORDS = ["a", "red", "green", "apple", "two", "birds", "on", "the", "long", "fence"]
@@ -23,21 +20,11 @@ def make_stores(folder):
     random_text = random.Random(0)
     stores = {}
     for name, encoder in (("buckets", "bert"), ("square", "clip_text")):
-        kind, _, model_class, config = ENCODERS[encoder]
-        for part in ("pictures", "encoder"):
-            (folder / name / part).mkdir(parents=True)
-        MAKERS[kind](folder / name / "encoder")
-        torch.manual_seed(0)
-        model_class(config).eval().save_pretrained(folder / name / "encoder")
-        with open(folder / name / "pictures/metadata.jsonl", "w") as file:
-            for index in range(COUNT):
-                height, width = SIZES[name][index % len(SIZES[name])]
-                Image.fromarray(np.full((height, width, 3), index, np.uint8)).save(folder / name / f"pictures/{index}.png")
-                text = " ".join(random_text.choices(WORDS, k=random_text.randint(1, 40)))
-                file.write(json.dumps({"file_name": f"{index}.png", "text": text}) + "\n")
+        texts = ({"text": " ".join(random_text.choices(WORDS, k=random_text.randint(1, 40)))} for _ in range(COUNT))
+        captioned_pictures(folder / name / "pictures", texts, SIZES[name])
         buckets = ["--buckets", ",".join(f"{height}x{width}" for height, width in SIZES[name])] if name == "buckets" else []
         succeed("extract", "--data", folder / name / "pictures", "--autoencoder", "pixels", "--image-size", 32, *buckets, "--out",
-                folder / name / "store", "--text-encoder", folder / name / "encoder")
+                folder / name / "store", "--text-encoder", encoder_folder(encoder, folder / name / "encoder"))
         stores[name] = folder / name / "store"
     return stores
 

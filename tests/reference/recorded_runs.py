@@ -1,16 +1,20 @@
 """Small runs with all of their record, as kiln train leaves them, and what the tests of records ask of their files."""
 
+import functools
 import json
 
+import conftest
+import diffusers
 import numpy as np
 import pytest
-from conftest import run_program, succeed
+from conftest import succeed
 from dit_torch import DiT, randomise_
 from PIL import Image
 from pipelines import text_encoder, tiny_kl
 from pixart_torch import PixArt
+from run_files import checkpoint, read_config
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 NAMES = ["cats & dogs", "birds", "fish", "trees"]
 TINY = dict(input_size=8, patch_size=2, in_channels=3, hidden_size=64, depth=2, num_heads=4, num_classes=4, learn_sigma=False)
@@ -21,22 +25,35 @@ PIXART_DIFFUSERS = dict(sample_size=8, patch_size=2, in_channels=4, out_channels
                         use_additional_conditions=False)
 
 
+def once(make):
+    """A fixture that several files import, made once for all of them that a process runs. Tests leave it as it is."""
+    made = []
+
+    @functools.wraps(make)
+    def fixture(**others):
+        if not made:
+            made.append(make(**others))
+        return made[0]
+
+    return pytest.fixture(scope="module")(fixture)
+
+
 def make_run(run, weights, info):
     """A run as kiln train leaves it, with an average beside its weights."""
-    checkpoint = run / "checkpoints" / "step-00000010"
-    checkpoint.mkdir(parents=True)
+    folder = checkpoint(run, 10)
+    folder.mkdir(parents=True)
     (run / "config.json").write_text(json.dumps(dict(ema_decays=[0.9999], class_names=[]) | info))
     for name in ("model", "ema"):
         state = {key: value.contiguous() * (1 if name == "ema" else 0.5) for key, value in weights.items()}
-        save_file(state, checkpoint / f"{name}.safetensors")
-    (checkpoint / "train_state.json").write_text(json.dumps(dict(
+        save_file(state, folder / f"{name}.safetensors")
+    (folder / "train_state.json").write_text(json.dumps(dict(
         format_version=1, seed=0, step=10, images_seen=80, updates=10, loss_scale=1.0, scaler_good_steps=0, bad_steps=0,
         train_seconds=1.0, num_threads=1, machine="", config={},
-        files={path.name: path.stat().st_size for path in checkpoint.glob("*.safetensors")})))
+        files={path.name: path.stat().st_size for path in folder.glob("*.safetensors")})))
     return run
 
 
-@pytest.fixture(scope="module")
+@once
 def dit_run(tmp_path_factory):
     info = dict(model="dit", model_config=TINY | dict(mlp_ratio=4.0, class_dropout_prob=0.1), image_size=8, class_names=NAMES,
                 objective=dict(type="flow", shift=4.0),
@@ -62,11 +79,11 @@ def fingerprints_of(tmp_path_factory, vae, encoder):
     succeed("train", "--model", "pixart", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--data", folder / "pictures",
             "--autoencoder", vae, "--text-encoder", encoder, "--text-max-tokens", 12, "--image-size", 64, "--global-batch", 1,
             "--max-steps", 1, "--lr", 0.05, "--threads", 1, "--peak-tflops", 1, "--out", folder / "run")
-    info = json.loads((folder / "run/config.json").read_text())
+    info = read_config(folder / "run")
     return dict(autoencoder=info["autoencoder"], text=info["text"]), info, folder / "run"
 
 
-@pytest.fixture(scope="module")
+@once
 def pieces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pieces")
     tiny_kl(folder / "vae")
@@ -74,12 +91,12 @@ def pieces(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
+@once
 def recorded(tmp_path_factory, pieces):
     return fingerprints_of(tmp_path_factory, pieces / "vae", pieces / "t5")
 
 
-@pytest.fixture(scope="module")
+@once
 def pixart_run(tmp_path_factory, recorded):
     """PixArt trained with flow matching, shift 4, at 64 px, with null rows of its own."""
     model = randomise_(PixArt(**PIXART | dict(pred_sigma=False)))
@@ -98,11 +115,16 @@ def draw(tmp_path, *arguments, count=2, seed=3):
 
 
 def refusal(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode == 1
-    lines = [line for line in result.stderr.splitlines() if " is published: " not in line and not line.startswith("note: ")]
-    assert len(lines) == 1 and len(lines[0]) < 700, result.stderr
-    return lines[0]
+    line = conftest.refusal(*arguments, lines=lambda text: [
+        line for line in text.splitlines() if " is published: " not in line and not line.startswith("note: ")])
+    assert len(line) < 700, line
+    return line
+
+
+def bare_weights(run, folder):
+    """The average of dit_run without anything about it."""
+    save_file(load_file(checkpoint(run, 10) / "ema.safetensors"), folder / "bare.safetensors")
+    return folder / "bare.safetensors"
 
 
 def record_of(path):
@@ -114,10 +136,10 @@ CLASSES = ["--classes", "birds,fish"]
 PROMPTS = ["--prompt", "a red apple", "--prompt", "two birds in a tree"]
 
 
-@pytest.fixture(scope="module")
+@once
 def base(tmp_path_factory):
     path = tmp_path_factory.mktemp("base") / "base.safetensors"
-    model = randomise_(__import__("diffusers").PixArtTransformer2DModel(**PIXART_DIFFUSERS))
+    model = randomise_(diffusers.PixArtTransformer2DModel(**PIXART_DIFFUSERS))
     save_file(model.state_dict(), path)
     return path
 
@@ -127,7 +149,7 @@ TRAIN = ["train", "--model", "pixart_diffusers", "--model-config", json.dumps(PI
          "--lora-rank", 2, "--max-steps", 2]
 
 
-@pytest.fixture(scope="module")
+@once
 def lora_run(tmp_path_factory, base):
     run = tmp_path_factory.mktemp("lora") / "run"
     succeed(*TRAIN, "--weights", base, "--out", run)

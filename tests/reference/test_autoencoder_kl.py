@@ -3,11 +3,11 @@ keys."""
 
 import pytest
 import torch
-from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of,
-                       violation)
+from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_gradients_close,
+                       gradients_by_name, gradients_of, violation)
 from conftest import MULTIPLIES_BF16
 from diffusers import AutoencoderKL
-from dit_torch import randomise_
+from dit_torch import random_with_norms
 from tile_seams import picture, seam_errors
 
 TINY = dict(in_channels=3, out_channels=3, down_block_types=["DownEncoderBlock2D"] * 3,
@@ -25,12 +25,7 @@ OLD_NAMES = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_
 
 
 def model_of(config, seed=0):
-    model = randomise_(AutoencoderKL(**config), seed).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name and name.endswith("weight"):
-                parameter.add_(1)
-    return model
+    return random_with_norms(AutoencoderKL(**config), seed)
 
 
 def inputs_of(config, height=16, width=24, seed=1):
@@ -48,8 +43,12 @@ def run_diffusers(model, inputs):
     moments = model.encode(inputs["image"]).latent_dist.parameters
     image = model.decode(inputs["latent"]).sample
     loss = (moments * inputs["grad_moments"]).sum() + (image * inputs["grad_image"]).sum()
-    names, parameters = zip(*model.named_parameters())
-    return moments, image, dict(zip(names, torch.autograd.grad(loss, parameters)))
+    return dict(moments=moments, image=image), gradients_by_name(model, loss)
+
+
+def forward(conformance, model, inputs, *flags, config=TINY, **more):
+    return conformance("forward", *flags, model="autoencoder_kl", config=config,
+                       **dict(weights=model.state_dict()) | more, inputs=inputs)
 
 
 def old_generation(state, as_convolutions=False):
@@ -68,12 +67,8 @@ def old_generation(state, as_convolutions=False):
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_outputs_and_gradients_equal_diffusers(conformance, config):
     model, inputs = model_of(config), inputs_of(config)
-    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=config | {"_class_name": "AutoencoderKL"},
-                          weights=model.state_dict(), inputs=inputs)
-    moments, image, gradients = run_diffusers(model, inputs)
-    assert_close(outputs["moments"], moments)
-    assert_close(outputs["image"], image)
-    assert_gradients_close(gradients_of(outputs), gradients)
+    outputs = forward(conformance, model, inputs, "--backward", config=config | {"_class_name": "AutoencoderKL"})
+    assert_equals(outputs, run_diffusers(model, inputs))
 
 
 @pytest.mark.parametrize("as_convolutions", [False, True])
@@ -81,33 +76,27 @@ def test_old_keys_give_the_same(conformance, as_convolutions):
     model, inputs = model_of(TINY), inputs_of(TINY)
     weights = old_generation(model.state_dict(), as_convolutions)
     assert "encoder.mid_block.attentions.0.proj_attn.weight" in weights
-    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=weights, inputs=inputs)
-    moments, image, gradients = run_diffusers(model, inputs)
-    assert_close(outputs["moments"], moments)
-    assert_close(outputs["image"], image)
-    assert_gradients_close(gradients_of(outputs), old_generation(gradients, as_convolutions))
+    outputs = forward(conformance, model, inputs, "--backward", weights=weights)
+    want, gradients = run_diffusers(model, inputs)
+    assert_equals(outputs, (want, old_generation(gradients, as_convolutions)))
 
 
 def test_image_or_latent_alone(conformance):
     model, inputs = model_of(TINY), inputs_of(TINY)
-    moments, image, _ = run_diffusers(model, inputs)
-    for given, made, want in (("image", "moments", moments), ("latent", "image", image)):
-        outputs = conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                              inputs={given: inputs[given]})
+    want, _ = run_diffusers(model, inputs)
+    for given, made in (("image", "moments"), ("latent", "image")):
+        outputs = forward(conformance, model, {given: inputs[given]})
         assert set(outputs) == {made}
-        assert_close(outputs[made], want)
+        assert_close(outputs[made], want[made])
 
 
 def test_bf16_is_close_to_f32(conformance):
     model, inputs = model_of(TINY), inputs_of(TINY)
-    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                          inputs=inputs, dtype="bf16")
-    moments, image, gradients = run_diffusers(model, inputs)
-    assert_close(outputs["moments"], moments, FORWARD_BF16)
-    assert_close(outputs["image"], image, FORWARD_BF16)
+    outputs = forward(conformance, model, inputs, "--backward", dtype="bf16")
+    want = run_diffusers(model, inputs)
+    assert_equals(outputs, want, FORWARD_BF16, GRADIENT_BF16, peak=False)
     if MULTIPLIES_BF16:
-        assert violation(outputs["image"], image, FORWARD) > 1, "it ran in f32"
-    assert_gradients_close(gradients_of(outputs), gradients, GRADIENT_BF16, peak=False)
+        assert violation(outputs["image"], want[0]["image"], FORWARD) > 1, "it ran in f32"
 
 
 def shrink_activations_(model):
@@ -125,7 +114,7 @@ def test_norm_eps(conformance):
     """1e-5 for 1e-6 must show, in any one of the norms."""
     model, inputs = shrink_activations_(model_of(TINY)), inputs_of(TINY)
     inputs = {name: inputs[name] for name in ("image", "latent")}
-    outputs = conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(), inputs=inputs)
+    outputs = forward(conformance, model, inputs)
 
     def violation_of(part):
         if part == "encoder":
@@ -150,9 +139,8 @@ def test_norm_eps(conformance):
     (dict(up_block_types=["UpDecoderBlock2D"]), "expected 3 up_block_types"),
 ])
 def test_configs_that_are_not_built_are_refused(conformance, change, expected):
-    message = conformance("forward", model="autoencoder_kl", config=TINY | change, weights={"a": torch.zeros(1)},
-                          inputs=inputs_of(TINY), expect_error=True)
-    assert expected in message
+    assert expected in conformance("forward", model="autoencoder_kl", config=TINY | change,
+                                   weights={"a": torch.zeros(1)}, inputs=inputs_of(TINY), expect_error=True)
 
 
 def test_bad_weights_are_all_listed(conformance):
@@ -174,9 +162,8 @@ def test_bad_weights_are_all_listed(conformance):
     ({"x": torch.zeros(1)}, "needs an image or a latent"),
 ])
 def test_bad_inputs_are_one_line(conformance, inputs, expected):
-    message = conformance("forward", model="autoencoder_kl", config=TINY, weights=model_of(TINY).state_dict(),
-                          inputs=inputs, expect_error=True)
-    assert expected in message
+    assert expected in conformance("forward", model="autoencoder_kl", config=TINY, weights=model_of(TINY).state_dict(),
+                                   inputs=inputs, expect_error=True)
 
 
 def assert_only_half_has_gradients(got, want, half):
@@ -194,8 +181,7 @@ def test_odd_sizes(conformance, height, width):
     image = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(4))
     moments = model.encode(image).latent_dist.parameters
     grad = torch.randn_like(moments)
-    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                          inputs={"image": image, "grad_moments": grad})
+    outputs = forward(conformance, model, {"image": image, "grad_moments": grad}, "--backward")
     assert_close(outputs["moments"], moments)
     names, parameters = zip(*model.named_parameters())
     gradients = torch.autograd.grad((moments * grad).sum(), parameters, allow_unused=True)
@@ -206,27 +192,23 @@ def test_an_output_without_a_gradient_is_no_part_of_the_loss(conformance):
     model, inputs = model_of(TINY), inputs_of(TINY)
     for absent, half in (("grad_moments", "decoder"), ("grad_image", "encoder")):
         given = {name: tensor for name, tensor in inputs.items() if name != absent}
-        outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY,
-                              weights=model.state_dict(), inputs=given)
+        outputs = forward(conformance, model, given, "--backward")
         zeroed = inputs | {absent: torch.zeros_like(inputs[absent])}
-        moments, image, gradients = run_diffusers(model, zeroed)
-        assert_close(outputs["moments"], moments)
-        assert_close(outputs["image"], image)
+        want, gradients = run_diffusers(model, zeroed)
+        for name, output in want.items():
+            assert_close(outputs[name], output)
         assert_only_half_has_gradients(gradients_of(outputs), gradients, half)
-    message = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                          inputs={"image": inputs["image"]}, expect_error=True)
+    message = forward(conformance, model, {"image": inputs["image"]}, "--backward", expect_error=True)
     assert "grad_moments" in message
 
 
 def test_absent_keys_are_diffusers_defaults(conformance):
     model = model_of({}, seed=2)
     image = torch.randn(1, 3, 8, 8)
-    outputs = conformance("forward", model="autoencoder_kl", config={"_class_name": "AutoencoderKL"},
-                          weights=model.state_dict(), inputs={"image": image})
+    outputs = forward(conformance, model, {"image": image}, config={"_class_name": "AutoencoderKL"})
     assert_close(outputs["moments"], model.encode(image).latent_dist.parameters)
     nulls = {key: None for key in ("shift_factor", "latents_mean", "latents_std", "layers_per_block", "act_fn")}
-    again = conformance("forward", model="autoencoder_kl", config=nulls, weights=model.state_dict(),
-                        inputs={"image": image})
+    again = forward(conformance, model, {"image": image}, config=nulls)
     assert torch.equal(outputs["moments"], again["moments"])
 
 
@@ -242,7 +224,7 @@ def test_tiles_equal_diffusers(conformance, config, height, width):
     model, inputs = model_of(config), inputs_of(config, height, width)
     model.enable_tiling()
     assert (model.tile_sample_min_size, model.tile_latent_min_size) == (32, 8)
-    outputs = conformance("forward", model="autoencoder_kl", config=config, weights=model.state_dict(), inputs=inputs, tile=32, tile_stride=24)
+    outputs = forward(conformance, model, inputs, config=config, tile=32, tile_stride=24)
     with torch.no_grad():
         moments, image = model.encode(inputs["image"]).latent_dist.parameters, model.decode(inputs["latent"]).sample
         model.disable_tiling()
@@ -256,8 +238,7 @@ def test_no_line_is_seen_where_tiles_meet(conformance):
     """What a tile does not see changes its values, by as much at a seam as within; from pixel to pixel no more than anywhere."""
     model, image = model_of(TINY), picture(160)
     latent = model.encode(image).latent_dist.mode()
-    run = lambda **tiles: conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                                      inputs={"image": image, "latent": latent / latent.std()}, **tiles)
+    run = lambda **tiles: forward(conformance, model, {"image": image, "latent": latent / latent.std()}, **tiles)
     whole, tiled = run(), run(tile=64, tile_stride=48)
     for name, scale, channels in (("moments", 4, 4), ("image", 1, 3)):
         error = seam_errors(whole[name][:, :channels], tiled[name][:, :channels], 48 // scale, 16 // scale)
@@ -266,6 +247,5 @@ def test_no_line_is_seen_where_tiles_meet(conformance):
 
 def test_tiles_are_for_autoencoders_without_gradients(conformance):
     model, inputs = model_of(TINY), inputs_of(TINY)
-    message = conformance("forward", "--backward", expect_error=True, model="autoencoder_kl", config=TINY, weights=model.state_dict(),
-                          inputs=inputs, tile=32, tile_stride=24)
+    message = forward(conformance, model, inputs, "--backward", expect_error=True, tile=32, tile_stride=24)
     assert "--tile is not for autoencoder_kl" in message

@@ -10,10 +10,12 @@ import tarfile
 
 import numpy as np
 import pytest
-from conftest import FULL, matrix, program, run_command
+from conftest import FULL, assert_fails, matrix, program, refusal, succeed
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image, ImageOps
+from pictures import noise_picture
 from safetensors.numpy import load_file
+from test_extract import bytes_of
 from test_images import center_crop, make_picture, names_of
 from torchvision import transforms as T
 from torchvision.transforms.functional import InterpolationMode
@@ -69,10 +71,8 @@ def arguments(data, out, *more):
     return [str(a) for a in ["extract", "--data", data, "--autoencoder", "pixels", "--out", out, "--device", "cpu", *more]]
 
 
-def extract(kiln, data, out, *more):
-    result = kiln(*arguments(data, out, *more))
-    assert result.returncode == 0, result.stderr
-    return result
+def extract(data, out, *more):
+    return succeed(*arguments(data, out, *more))
 
 
 def test_pictures_go_where_pixart_takes_them_pixel_by_pixel(kiln, tmp_path):
@@ -85,7 +85,7 @@ def test_pictures_go_where_pixart_takes_them_pixel_by_pixel(kiln, tmp_path):
         name = f"{index:03}.{['png', 'webp'][index % 2]}"
         make_picture(rng, height, max(int(height / ratio), 60)).save(tmp_path / "in" / name, lossless=True)
         pictures[name] = Image.open(tmp_path / "in" / name)
-    result = extract(kiln, tmp_path / "in", tmp_path / "out", "--buckets", "pixart", "--image-size", 256, "--enlarge")
+    result = extract(tmp_path / "in", tmp_path / "out", "--buckets", "pixart", "--image-size", 256, "--enlarge")
     samples, info = read_store(tmp_path / "out")
     assert samples.keys() == pictures.keys()
     assert info["image_size"] == 256 and info["has_image_size"] and info["source"]["buckets"] == "pixart"
@@ -105,19 +105,18 @@ def test_pictures_go_where_pixart_takes_them_pixel_by_pixel(kiln, tmp_path):
     assert sum(row.startswith("bucket") for row in inspected.splitlines()) == len(info["lanes"])
 
 
-def test_large_tables_use_lanczos(kiln, tmp_path):
+def test_large_tables_use_lanczos(tmp_path):
     (tmp_path / "in").mkdir()
     picture = make_picture(np.random.default_rng(0), 300, 310)
     picture.save(tmp_path / "in" / "a.png")
-    extract(kiln, tmp_path / "in", tmp_path / "out", "--buckets", "pixart", "--image-size", 2048, "--enlarge")
+    extract(tmp_path / "in", tmp_path / "out", "--buckets", "pixart", "--image-size", 2048, "--enlarge")
     ratios = {key: [8 * height, 8 * width] for key, (height, width) in ASPECT_RATIO_256.items()}
-    np.testing.assert_array_equal(
-        read_store(tmp_path / "out")[0]["a.png"][1], pixart_crop(picture, ratios, InterpolationMode.LANCZOS)[1]
-    )
+    np.testing.assert_array_equal(read_store(tmp_path / "out")[0]["a.png"][1],
+                                  pixart_crop(picture, ratios, InterpolationMode.LANCZOS)[1])
 
 
 @pytest.mark.parametrize("layout", ["folder", "square", "tar"])
-def test_exif_orientation_is_pillows(kiln, tmp_path, layout):
+def test_exif_orientation_is_pillows(tmp_path, layout):
     """All eight, in JPEG, PNG (before and behind the pixels) and WebP; ignored when asked for."""
     (tmp_path / "in").mkdir()
     picture = make_picture(np.random.default_rng(0), 40, 90)
@@ -147,7 +146,7 @@ def test_exif_orientation_is_pillows(kiln, tmp_path, layout):
     size = ["--image-size", 32] if layout == "square" else ["--buckets", "32x64,64x32"]
     for option, view in (("apply", ImageOps.exif_transpose), ("ignore", lambda image: image)):
         out = tmp_path / option
-        extract(kiln, data, out, *size, *([] if option == "apply" else ["--exif-orientation", option]))
+        extract(data, out, *size, *([] if option == "apply" else ["--exif-orientation", option]))
         samples, info = read_store(out)
         assert info["source"]["exif_orientation"] == option
         assert samples.keys() == {prefix + name for name in files}
@@ -160,9 +159,8 @@ def test_exif_orientation_is_pillows(kiln, tmp_path, layout):
             expected = pixart_crop(image, {"0.5": [32, 64], "2.0": [64, 32]})
             assert (key, hw) == (expected[0], expected[2])
             np.testing.assert_array_equal(pixels, expected[1], err_msg=name)
-    refused = kiln(*arguments(data, tmp_path / "apply", *size, "--exif-orientation", "ignore"))
-    assert refused.returncode != 0
-    assert 'source exif_orientation ("apply" there, "ignore" asked for)' in refused.stderr
+    assert_fails('source exif_orientation ("apply" there, "ignore" asked for)',
+                 *arguments(data, tmp_path / "apply", *size, "--exif-orientation", "ignore"), code=None)
 
 
 def write_many(folder):
@@ -171,7 +169,7 @@ def write_many(folder):
     for index in range(90):
         height, width = ((40, 40), (33, 65), (66, 40), (34, 100))[index % 4]
         path = folder / f"{index:03}.png"
-        Image.fromarray(rng.integers(0, 256, (height + index % 5, width + index % 3, 3), dtype=np.uint8)).save(path)
+        noise_picture(rng, height + index % 5, width + index % 3).save(path)
         if index in (5, 6, 17, 60, 88):
             path.write_bytes(path.read_bytes()[: 10 if index == 17 else 400])
 
@@ -179,27 +177,25 @@ def write_many(folder):
 BUCKETS = ["--buckets", "32x32,24x48,48x24,16x64", "--bucket-min", "20", "--flip", "both"]
 
 
-def bytes_of(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
 @pytest.mark.parametrize("number", range(5 if FULL else 1))
 @pytest.mark.parametrize("ranks", matrix([2], [0]))
-def test_killed_and_continued_gives_the_same_bytes(kiln, tmp_path, ranks, number):
+def test_killed_and_continued_gives_the_same_bytes(tmp_path, ranks, number):
     write_many(tmp_path / "in")
     more = [*BUCKETS, "--batch", 7, "--shard-size", 9, *(["--nproc", ranks] if ranks else [])]
-    whole = extract(kiln, tmp_path / "in", tmp_path / "whole", *more)
+    whole = extract(tmp_path / "in", tmp_path / "whole", *more)
     assert "5 of 90 pictures are broken or smaller than their bucket" in whole.stdout
     assert "skipped: " in whole.stderr and "skipped: [" not in whole.stderr
-    command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", *more)]
+    command = arguments(tmp_path / "in", tmp_path / "cut", *more)
     rng = np.random.default_rng([ranks, number])
 
     def num_bytes():
         return sum(path.stat().st_size for path in (tmp_path / "cut").rglob("*") if path.is_file())
 
-    def killed():
+    def killed(_):
+        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
         most = int(rng.integers(1, 20)) * 50_000
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen([program("kiln"), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
 
         def has_written():
             try:
@@ -214,19 +210,13 @@ def test_killed_and_continued_gives_the_same_bytes(kiln, tmp_path, ranks, number
         is_complete = info.exists() and json.loads(info.read_text())["complete"]  # nothing was left but to end
         return process.wait() == -signal.SIGKILL and interrupted and not is_complete
 
-    def killed_once(_):
-        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
-        return killed()
-
-    until_interrupted(killed_once)
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
-    assert "5 of 90 pictures are broken or smaller than their bucket" in result.stdout
+    until_interrupted(killed)
+    assert "5 of 90 pictures are broken or smaller than their bucket" in succeed(*command).stdout
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
-    assert "nothing to do" in extract(kiln, tmp_path / "in", tmp_path / "cut", *more).stdout
+    assert "nothing to do" in extract(tmp_path / "in", tmp_path / "cut", *more).stdout
 
 
-def test_errors_are_one_line(kiln, tmp_path):
+def test_errors_are_one_line(tmp_path):
     write_many(tmp_path / "in")
     for more, expected in (
         (["--buckets", "pixart", "--image-size", "300"], "PixArt's tables are for --image-size 256, 512, 1024, 2048 and 2880"),
@@ -236,7 +226,6 @@ def test_errors_are_one_line(kiln, tmp_path):
         (["--image-size", "32", "--bucket-min", "3"], "--bucket-min 3 has no effect without --buckets"),
         (["--image-size", "32", "--exif-orientation", "yes"], "--exif-orientation: expected apply or ignore, got yes"),
     ):
-        result = kiln(*arguments(tmp_path / "in", tmp_path / "out", *more))
-        assert result.returncode != 0
-        assert expected in result.stderr.strip().splitlines()[-1], result.stderr
+        assert expected in refusal(*arguments(tmp_path / "in", tmp_path / "out", *more), code=None,
+                                   lines=lambda text: text.splitlines()[-1:])
         assert not (tmp_path / "out").exists()

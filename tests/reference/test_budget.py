@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import lines_of_errors, program
+from run_files import read_plan
 
 pytestmark = pytest.mark.nothing_beside
 
@@ -59,6 +60,13 @@ def train(out, *arguments, model=MODEL, steps=2, checkpoint_every=2):
         return process.returncode, process.stdout.read(), sum(highest.values())
 
 
+def trained(*arguments, **options):
+    """(output, highest resident bytes) of a run that ends well."""
+    code, output, resident = train(*arguments, **options)
+    assert code == 0, output
+    return output, resident
+
+
 def planned(recompute, *more, model=MODEL):
     command = [program("kiln"), "plan", *model, *more, "--recompute", recompute, "--json"]
     result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
@@ -83,8 +91,7 @@ def needed_bytes(output):
 
 def range_of_budgets(folder, model):
     """From the least that every choice leaves to what keeps everything, and what is no tensor of it."""
-    code, output, _ = train(folder / "run", "--memory-budget", enough(model=model), model=model)
-    assert code == 0, output
+    output, _ = trained(folder / "run", "--memory-budget", enough(model=model), model=model)
     needed, tensors = needed_bytes(output)
     return planned_peak("all", model=model), planned_peak("none", model=model), needed - tensors
 
@@ -104,9 +111,8 @@ def test_every_budget_is_kept(name, tmp_path):
     rows = []
     for i in range(NUM_BUDGETS):
         budget = int(least + part * (i + budgets.random()) + beside + 16 * MIB)
-        code, output, resident = train(tmp_path / str(i), "--memory-budget", budget, model=model)
-        assert code == 0, output
-        measured = json.loads((tmp_path / str(i) / "plan.json").read_text())["measured"]["peak_bytes"]
+        output, resident = trained(tmp_path / str(i), "--memory-budget", budget, model=model)
+        measured = measured_tensors(tmp_path / str(i))
         chosen = re.search(r"--recompute (\S+)", output)[1]
         rows.append((budget, measured, resident, chosen))
         print(f"| {name} | {budget / MIB:7.0f} | {measured / MIB:7.0f} | {resident / MIB:7.0f} | {chosen} |")
@@ -130,8 +136,7 @@ def test_less_than_the_least_is_refused_before_anything_is_made(budget_range, tm
 
 def test_the_micro_batch_is_chosen_when_asked(budget_range, tmp_path):
     least, _, beside = budget_range
-    code, output, resident = train(tmp_path / "run", "--micro-batch", -1, "--memory-budget", int(0.9 * least + beside))
-    assert code == 0, output
+    output, resident = trained(tmp_path / "run", "--micro-batch", -1, "--memory-budget", int(0.9 * least + beside))
     assert 0 < int(re.search(r"--micro-batch (\d+) ", output)[1]) < 16
     assert resident < 0.9 * least + beside
 
@@ -140,13 +145,11 @@ def test_the_micro_batch_is_chosen_when_asked(budget_range, tmp_path):
 def test_ranks_of_a_machine_share_the_budget(stage, tmp_path):
     ranks = ["--nproc", 2, "--zero-stage", stage]
     one_rank = ["--gpus", 2, "--zero-stage", stage]
-    code, output, _ = train(tmp_path / "ample", "--memory-budget", 2 * enough(*one_rank), *ranks)
-    assert code == 0, output
+    output, _ = trained(tmp_path / "ample", "--memory-budget", 2 * enough(*one_rank), *ranks)
     needed, tensors = needed_bytes(output)
     least, most = planned_peak("all", *one_rank), planned_peak("none", *one_rank)
     budget = 2 * int((least + most) / 2 + needed - tensors + 16 * MIB)
-    code, output, resident = train(tmp_path / "run", "--memory-budget", budget, *ranks)
-    assert code == 0, output
+    output, resident = trained(tmp_path / "run", "--memory-budget", budget, *ranks)
     assert "for each of 2 ranks" in output
     assert re.search(r"--recompute (\S+)", output)[1] != "none"
     print(f"| 2 ranks, stage {stage} | {budget / MIB:.0f} | {resident / MIB:.0f} |")
@@ -154,7 +157,7 @@ def test_ranks_of_a_machine_share_the_budget(stage, tmp_path):
 
 
 def measured_tensors(out):
-    return json.loads((out / "plan.json").read_text())["measured"]["peak_bytes"]
+    return read_plan(out)["measured"]["peak_bytes"]
 
 
 # Widths, batches, dtypes, recomputation, threads: of each what a process holds beside its tensors.
@@ -183,12 +186,10 @@ def test_a_run_holds_no_more_than_is_counted(options, tmp_path):
     """With freed memory given back what is counted; without a budget no more than the tensors twice."""
     model = [*SMALL, *options]
     kept_all = [option for option in model if option not in ("--recompute", "all")]
-    code, output, resident = train(tmp_path / "run", "--memory-budget", enough(model=kept_all, beside=PROCESS), model=model)
-    assert code == 0, output
+    output, resident = trained(tmp_path / "run", "--memory-budget", enough(model=kept_all, beside=PROCESS), model=model)
     needed, _ = needed_bytes(output)
     tensors = measured_tensors(tmp_path / "run")
-    code, output, kept = train(tmp_path / "kept", model=model)
-    assert code == 0, output
+    output, kept = trained(tmp_path / "kept", model=model)
     print(f"| {' '.join(map(str, options)).replace('--', '')} | {tensors / MIB:.0f} | {needed / MIB:.0f} | "
           f"{resident / MIB:.0f} | {(resident - tensors) / MIB:.0f} | {(kept - tensors) / MIB:.0f} |")
     assert resident < needed + 6 * MIB  # two decimals of GiB
@@ -197,8 +198,7 @@ def test_a_run_holds_no_more_than_is_counted(options, tmp_path):
 
 def test_freed_memory_is_kept_where_there_is_room(tmp_path):
     """The budget counts it: resident memory stays below what the choice says."""
-    code, output, resident = train(tmp_path / "run", "--memory-budget", "1T")
-    assert code == 0, output
+    output, resident = trained(tmp_path / "run", "--memory-budget", "1T")
     needed, tensors = needed_bytes(output)
     assert resident < needed and needed > 2 * tensors
 
@@ -207,17 +207,15 @@ def test_a_checkpoint_that_is_copied_to_memory_counts(budget_range, tmp_path):
     """Steps go on while the copy is written: it is part of what the budget holds."""
     least, most, beside = budget_range
     copying = ["--checkpoint-copy", "memory"]
-    code, output, _ = train(tmp_path / "ample", "--memory-budget", enough(*copying), *copying)
-    assert code == 0, output
+    output, _ = trained(tmp_path / "ample", "--memory-budget", enough(*copying), *copying)
     needed, tensors = needed_bytes(output)
     copied = needed - tensors - beside
-    state = json.loads((tmp_path / "ample" / "plan.json").read_text())["predicted"]["by_kind"]
+    state = read_plan(tmp_path / "ample")["predicted"]["by_kind"]
     assert copied == pytest.approx(sum(state[kind] for kind in ("master", "moments", "ema")), abs=20 * MIB)
     budget = int((least + most) / 2 + beside + copied)
     for copy in ("memory", "page-cache"):
-        code, output, resident = train(tmp_path / copy, "--memory-budget", budget, "--checkpoint-copy", copy, steps=4,
-                                       checkpoint_every=1)
-        assert code == 0, output
+        output, resident = trained(tmp_path / copy, "--memory-budget", budget, "--checkpoint-copy", copy, steps=4,
+                                   checkpoint_every=1)
         assert resident < budget
         if copy == "memory":
             chosen = re.search(r"--recompute (\S+)", output)[1]

@@ -6,36 +6,29 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
+from conftest import read_json
 from PIL import Image
-from test_extract import tiny_vae  # noqa: F401
-from test_text_store import FAMILIES as ENCODERS
-from test_text_streaming import TINY, WIDE, encoder_folder
-from test_text_training import FAMILIES, OPTIONS, SIZE, encoders, losses, predicted_and_measured, refusal, succeed, weights  # noqa: F401
+from pictures import captioned_pictures, noise_picture
+from run_files import losses, read_config, read_plan, saved, step_lines, validation_losses, weights_of
+from test_text_store import encoder_folder
+from test_text_streaming import TINY, WIDE
+from test_text_streaming import encoder_folder as t5_folder
+from test_text_training import FAMILIES, OPTIONS, SIZE, encoders, refusal, succeed  # noqa: F401
 
 COUNT = 12
 
 
-def write_pictures(folder, count=COUNT, seed=0):
-    """Pictures of one colour: with several captions of unequal weight, with equal ones, and one without."""
-    folder.mkdir()
-    random = np.random.default_rng(seed)
-    with open(folder / "metadata.jsonl", "w") as file:
-        for index in range(count):
-            pixels = np.full((SIZE, SIZE, 3), random.integers(0, 256, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{index}.png")
-            captions = [{"text": "a green apple", "weight": 3}, f"two birds on a long fence {index}"][: 1 + index % 2]
-            file.write(json.dumps({"file_name": f"{index}.png", "captions": captions if index != 5 else []}) + "\n")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    return write_pictures(tmp_path_factory.mktemp("data") / "pictures")
+    """With several captions of unequal weight, with equal ones, and one without."""
+    entries = [{"captions": [{"text": "a green apple", "weight": 3}, f"two birds on a long fence {i}"][: 1 + i % 2]}
+               for i in range(COUNT)]
+    entries[5] = {"captions": []}
+    return captioned_pictures(tmp_path_factory.mktemp("data") / "pictures", entries, [(SIZE, SIZE)])
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory, pictures, encoders):  # noqa: F811
+def store(tmp_path_factory, pictures, encoders):
     """What kiln extract makes of them ahead, one caption at a time: so its features do not depend on their neighbours."""
     folder = tmp_path_factory.mktemp("store") / "store"
     for encoder in encoders.values():
@@ -52,44 +45,35 @@ def on_the_way(pictures, encoder):
     return [pictures, "--autoencoder", "pixels", "--text-encoder", encoder, "--caption-prefix", "picture of "]
 
 
-def train_on_the_way(pictures, encoders, family, out, steps, *extra):  # noqa: F811
+def train_on_the_way(pictures, encoders, family, out, steps, *extra):
     data, *options = on_the_way(pictures, encoders[FAMILIES[family][0]])
     return train(data, family, out, steps, *options, *extra)
 
 
 def random_t5(folder, config):
     folder.mkdir()
-    return encoder_folder(folder, config)
-
-
-def lines_of(out):
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return t5_folder(folder, config)
 
 
 @pytest.mark.parametrize("family", ["pixart", "unet2d_condition"])  # learned null rows and ragged captions; neither
-def test_it_is_training_on_the_store(tmp_path, pictures, store, encoders, family):  # noqa: F811
+def test_it_is_training_on_the_store(tmp_path, pictures, store, encoders, family):
     train(store, family, tmp_path / "store", 4, "--text", FAMILIES[family][0], "--max-steps", 4)
     train_on_the_way(pictures, encoders, family, tmp_path / "alone", 4, "--text-batch", 1)
     assert losses(tmp_path / "alone") == losses(tmp_path / "store")
-    for name in ("model.safetensors", "ema.safetensors"):
-        assert weights(tmp_path / "alone", 4, name) == weights(tmp_path / "store", 4, name)
+    assert weights_of(tmp_path / "alone", 4) == weights_of(tmp_path / "store", 4)
     train_on_the_way(pictures, encoders, family, tmp_path / "batched", 4)
     np.testing.assert_allclose(losses(tmp_path / "batched"), losses(tmp_path / "store"), rtol=1e-5)
-    run, stored = (json.loads((tmp_path / kind / "config.json").read_text()) for kind in ("alone", "store"))
-    assert run["text"] == stored["text"]
+    assert read_config(tmp_path / "alone")["text"] == read_config(tmp_path / "store")["text"]
 
 
-def test_it_resumes_bitwise_and_with_its_own_encoder_alone(tmp_path, pictures, encoders):  # noqa: F811
+def test_it_resumes_bitwise_and_with_its_own_encoder_alone(tmp_path, pictures, encoders):
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "whole", 5)
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "parts", 2)
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "parts", 5, "--loader-threads", 3)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert weights(tmp_path / "parts", 5) == weights(tmp_path / "whole", 5)
+    assert saved(tmp_path / "parts", 5, "model.safetensors") == saved(tmp_path / "whole", 5, "model.safetensors")
 
-    other = shutil.copytree(encoders["bert"], tmp_path / "other")
-    _, _, model_class, config = ENCODERS["bert"]
-    torch.manual_seed(1)
-    model_class(config).save_pretrained(other)
+    other = encoder_folder("bert", tmp_path / "other", seed=1)
     again = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--out", tmp_path / "parts", "--max-steps", 6]
     data, *options = on_the_way(pictures, other)
     assert "was trained on other data" in refusal("train", "--data", data, *options, *again)
@@ -98,17 +82,17 @@ def test_it_resumes_bitwise_and_with_its_own_encoder_alone(tmp_path, pictures, e
 
 
 @pytest.mark.parametrize("ranks, stage", [(2, 3)])
-def test_each_rank_encodes_its_own(tmp_path, pictures, encoders, ranks, stage):  # noqa: F811
+def test_each_rank_encodes_its_own(tmp_path, pictures, encoders, ranks, stage):
     validated = ["--validation-data", pictures, "--validate-every", 3]
     train_on_the_way(pictures, encoders, "sana", tmp_path / "alone", 3, *validated)
     train_on_the_way(pictures, encoders, "sana", tmp_path / "ranks", 3, "--nproc", ranks, "--zero-stage", stage, *validated)
     np.testing.assert_allclose(losses(tmp_path / "ranks"), losses(tmp_path / "alone"), rtol=1e-5)
-    found = [[line["validation_loss"] for line in lines_of(tmp_path / run) if "validation_loss" in line] for run in ("alone", "ranks")]
+    found = [validation_losses(tmp_path / run) for run in ("alone", "ranks")]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
     assert len(found[0]) == 1
 
 
-def test_grids_show_captions_or_prompts(tmp_path, pictures, encoders):  # noqa: F811
+def test_grids_show_captions_or_prompts(tmp_path, pictures, encoders):
     grids = ["--sample-every", 2, "--num-samples", 2, "--num-sampling-steps", 2]
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "captions", 2, *grids)
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "prompts", 2, *grids, "--sample-prompts", "red, green", "two birds")
@@ -118,11 +102,11 @@ def test_grids_show_captions_or_prompts(tmp_path, pictures, encoders):  # noqa: 
             tmp_path / "drawn")
 
 
-def test_it_is_a_phase_and_the_plan_counts_it(tmp_path, pictures, encoders):  # noqa: F811
+def test_it_is_a_phase_and_the_plan_counts_it(tmp_path, pictures, encoders):
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "run", 3, "--memory-budget", "auto")
-    steps = [line for line in lines_of(tmp_path / "run") if "loss" in line]
+    steps = step_lines(tmp_path / "run")
     assert all(line["phase_s"]["caption encoding"] > 0 and "encoding" not in line["phase_s"] for line in steps)
-    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    plan = read_plan(tmp_path / "run")
     predicted, measured = plan["predicted"], plan["measured"]
     weights_bytes = measured["by_kind"]["text encoder"]
     assert weights_bytes > 0 and predicted["by_kind"]["text encoder"] == weights_bytes
@@ -142,13 +126,14 @@ def test_an_encoder_larger_than_its_memory_is_streamed(tmp_path, pictures):
     taken = float(re.search(r"--text-encoder-memory 1M is less than the (\S+) GiB", line).group(1))
     streamed = train(pictures, "sana", tmp_path / "streamed", 2, *options, "--text-encoder-memory", f"{taken + 0.3:.2f}GiB")
     assert "segment by segment" in streamed.stderr and "in every step" in streamed.stderr
-    assert weights(tmp_path / "streamed", 2) == weights(tmp_path / "resident", 2)
+    assert saved(tmp_path / "streamed", 2, "model.safetensors") == saved(tmp_path / "resident", 2, "model.safetensors")
 
 
 def test_plans_of_published_encoders_need_no_weights(tmp_path):
     def plan(*options):
-        return json.loads(succeed("plan", "--gpu", "A100-80G", "--model", "PixArt-Sigma-XL/2-512", "--image-size", 512, "--compute-dtype", "bf16",
-                                  "--global-batch", 16, "--autoencoder", "sd-vae-ft-mse", *options, "--json").stdout)["predicted"]
+        return read_json("plan", "--gpu", "A100-80G", "--model", "PixArt-Sigma-XL/2-512", "--image-size", 512,
+                         "--compute-dtype", "bf16", "--global-batch", 16, "--autoencoder", "sd-vae-ft-mse",
+                         *options)["predicted"]
 
     without, t5 = plan(), plan("--text-encoder", "t5-v1_1-xxl-encoder")
     assert "text encoder" not in without["by_kind"]
@@ -159,7 +144,7 @@ def test_plans_of_published_encoders_need_no_weights(tmp_path):
                                   "sd-vae-ft-mse", "--text-encoder", "elsewhere")
 
 
-def test_bad_input_is_one_line(tmp_path, pictures, store, encoders):  # noqa: F811
+def test_bad_input_is_one_line(tmp_path, pictures, store, encoders):
     common = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--out", tmp_path / "run", "--max-steps", 1]
 
     def line(data, *options):
@@ -189,7 +174,7 @@ def test_bad_input_is_one_line(tmp_path, pictures, store, encoders):  # noqa: F8
     assert found.rstrip().endswith("take 32: give the text encoder of the weights") and "gives captions of width 40" in found
 
 
-def test_file_names_are_captions_too(tmp_path, pictures, encoders):  # noqa: F811
+def test_file_names_are_captions_too(tmp_path, pictures, encoders):
     named = tmp_path / "named"
     named.mkdir()
     for index, name in enumerate(["red_apple", "two-birds", "a.fence"]):
@@ -210,8 +195,7 @@ def shapes(tmp_path_factory):
             exif = Image.Exif()
             if index % 4 == 1:
                 exif[0x0112] = 6
-            pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{index:02}.png", exif=exif)
+            noise_picture(random, height, width).save(folder / f"{index:02}.png", exif=exif)
             file.write(json.dumps({"file_name": f"{index:02}.png", "text": "bird " * (1 + index % 4)}) + "\n")
     return folder
 
@@ -219,7 +203,7 @@ def shapes(tmp_path_factory):
 BUCKETS = ["--buckets", "16x16,24x12,12x24,48x8", "--bucket-min", 3]
 
 
-def test_buckets_on_the_way_are_those_of_a_store(tmp_path, shapes, encoders):  # noqa: F811
+def test_buckets_on_the_way_are_those_of_a_store(tmp_path, shapes, encoders):
     micro = ["--model-config", '{"micro_condition": true}']
     succeed("extract", "--data", shapes, "--autoencoder", "pixels", "--image-size", SIZE, *BUCKETS, "--out", tmp_path / "features",
             "--text-encoder", encoders["bert"], "--text-batch", 1)
@@ -229,16 +213,15 @@ def test_buckets_on_the_way_are_those_of_a_store(tmp_path, shapes, encoders):  #
     assert "26 samples" in told.stdout and "16x16" in told.stdout and "without pictures, and left out: 48x8" in told.stdout
     assert "1 of the 27 pictures" in told.stderr and "26.png is too small" in told.stderr
     assert losses(tmp_path / "whole") == losses(tmp_path / "store")
-    for name in ("model.safetensors", "ema.safetensors"):
-        assert weights(tmp_path / "whole", 9, name) == weights(tmp_path / "store", 9, name)
+    assert weights_of(tmp_path / "whole", 9) == weights_of(tmp_path / "store", 9)
     train(shapes, "pixart", tmp_path / "parts", 4, *options)
     train(shapes, "pixart", tmp_path / "parts", 9, *options, "--loader-threads", 3)
-    assert weights(tmp_path / "parts", 9) == weights(tmp_path / "whole", 9)
+    assert saved(tmp_path / "parts", 9, "model.safetensors") == saved(tmp_path / "whole", 9, "model.safetensors")
     again = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, *options, "--out", tmp_path / "parts", "--max-steps", 10]
     assert "--bucket-min" in refusal("train", "--data", shapes, *again, "--bucket-min", 4)
 
 
-def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders, tiny_vae):  # noqa: F811
+def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders, tiny_vae):
     folder, _ = tiny_vae
     options = ["--autoencoder", folder, "--text-encoder", encoders["bert"], *BUCKETS, "--enlarge"]
     checked = ["--validation-share", 0.2, "--validate-every", 4]
@@ -248,10 +231,8 @@ def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders
     train(shapes, "pixart", tmp_path / "ranks", 4, *options, *checked, "--nproc", 2)
     for run in ("way", "ranks"):
         np.testing.assert_allclose(losses(tmp_path / run), losses(tmp_path / "store"), rtol=1e-4)
-        found, expected = ([line["validation_loss"] for line in lines_of(tmp_path / name) if "validation_loss" in line]
-                           for name in (run, "store"))  # fmt: skip
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-    plan = json.loads((tmp_path / "way/plan.json").read_text())
+        np.testing.assert_allclose(validation_losses(tmp_path / run), validation_losses(tmp_path / "store"), rtol=1e-4)
+    plan = read_plan(tmp_path / "way")
     assert plan["predicted"]["peak_bytes"] == pytest.approx(plan["measured"]["peak_bytes"], rel=0.03)
     predicted, measured = plan["predicted"], plan["measured"]
     # Both count the pages of the encoder's file, which are no tensor's allocation.
@@ -261,7 +242,7 @@ def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders
     assert "encoding pictures and captions: " in probed.stdout
 
 
-def test_impossible_buckets_are_one_line(tmp_path, shapes, pictures, encoders):  # noqa: F811
+def test_impossible_buckets_are_one_line(tmp_path, shapes, pictures, encoders):
     common = ["--autoencoder", "pixels", "--text-encoder", encoders["bert"], "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS]
     common += ["--out", tmp_path / "run", "--max-steps", 1]
 
@@ -276,10 +257,10 @@ def test_impossible_buckets_are_one_line(tmp_path, shapes, pictures, encoders): 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_prints_the_encoders_residence_and_each_lanes_speed(shapes, encoders):  # noqa: F811
+def test_a_plan_prints_the_encoders_residence_and_each_lanes_speed(shapes, encoders):
     data, *options = on_the_way(shapes, encoders["bert"])
     command = ["plan", "--data", data, *options, *BUCKETS, "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--device", "cpu"]
-    planned = json.loads(succeed(*command, "--json").stdout)["predicted"]
+    planned = read_json(*command)["predicted"]
     lanes = [(lane["height"], lane["width"]) for lane in planned["lanes"]]
     assert lanes == [(16, 16), (24, 12), (12, 24)]
     square, tall, wide = (lane["step_s"] for lane in planned["lanes"])

@@ -8,44 +8,30 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import matrix, run_program
+from conftest import matrix, succeed
 from PIL import Image
+from run_files import STATE, checkpoint, losses, saved
 from safetensors.torch import load_file
-from test_ranks import command, free_port, losses, train
+from test_ranks import command, environment_of_ranks, train
 
 STEPS = 24
-STATE = ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors")
-
-
-def checkpoint(out, step):
-    return out / "checkpoints" / f"step-{step:08}"
-
-
-def tensors(out, step):
-    return {name: (checkpoint(out, step) / name).read_bytes() for name in STATE}
 
 
 def ranks_of(nproc, stage):
     return ["--nproc", nproc, "--zero-stage", stage] if nproc > 1 else []
 
 
-def assert_no_leftovers(out):
-    assert not [path.name for path in (out / "checkpoints").iterdir() if not path.name.startswith("step-")]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone")
-    result = train(out, STEPS, "--checkpoint-every", 12)
-    assert result.returncode == 0, result.stderr
+    train(out, STEPS, "--checkpoint-every", 12)
     return out
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("two_ranks")
-    result = train(out, STEPS, *ranks_of(2, 2), "--checkpoint-every", 12)
-    assert result.returncode == 0, result.stderr
+    train(out, STEPS, *ranks_of(2, 2), "--checkpoint-every", 12)
     return out
 
 
@@ -53,7 +39,6 @@ def test_any_ranks_resume_what_any_others_saved(alone, tmp_path):
     """1 rank -> 2 at stage 3 -> 3 at stage 1 -> 1: samples, noise and losses are those of one rank throughout."""
     for steps, division in [(6, ranks_of(1, 0)), (12, ranks_of(2, 3)), (18, ranks_of(3, 1)), (STEPS, ranks_of(1, 0))]:
         result = train(tmp_path, steps, *division)
-        assert result.returncode == 0, result.stderr
         assert ("sums over ranks round differently" in result.stderr) == (steps > 6)
         state = json.loads((checkpoint(tmp_path, steps) / "train_state.json").read_text())
         assert state["images_seen"] == 6 * steps
@@ -68,30 +53,27 @@ def test_any_ranks_resume_what_any_others_saved(alone, tmp_path):
 
 @pytest.mark.parametrize("copy", ["memory", "page-cache"])
 def test_both_copies_write_the_same(alone, tmp_path, copy):
-    assert train(tmp_path, STEPS, "--checkpoint-copy", copy, "--checkpoint-every", 1).returncode == 0
+    train(tmp_path, STEPS, "--checkpoint-copy", copy, "--checkpoint-every", 1)
     for step in (12, STEPS):
-        assert tensors(tmp_path, step) == tensors(alone, step)
+        assert saved(tmp_path, step) == saved(alone, step)
 
 
 def test_a_disk_that_is_full_for_one_rank_ends_all(two_ranks, tmp_path):
-    assert train(tmp_path, 12, *ranks_of(2, 2)).returncode == 0
+    train(tmp_path, 12, *ranks_of(2, 2))
     size = (checkpoint(tmp_path, 12) / "model.safetensors").stat().st_size
-    port = free_port()
     processes = []
-    for rank in range(2):
-        environment = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2,
-                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for rank, environment in enumerate(environment_of_ranks(2)):
         limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))) if rank == 1 else None
         processes.append(subprocess.Popen(command(tmp_path, STEPS, "--zero-stage", 2), stdout=subprocess.PIPE,
                                           stderr=subprocess.PIPE, text=True, preexec_fn=limit,
-                                          env=os.environ | {name: str(value) for name, value in environment.items()}))
+                                          env=os.environ | environment))
     for process in processes:
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 1
         assert "rank 1 of 2: cannot write" in stderr and "File too large" in stderr, stderr
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000012"]
-    assert train(tmp_path, STEPS, *ranks_of(2, 2)).returncode == 0
-    assert tensors(tmp_path, STEPS) == tensors(two_ranks, STEPS)
+    train(tmp_path, STEPS, *ranks_of(2, 2))
+    assert saved(tmp_path, STEPS) == saved(two_ranks, STEPS)
 
 
 def turn_a_bit(path):
@@ -112,20 +94,18 @@ def test_a_bit_that_a_disk_turned_over_is_noticed(two_ranks, alone, tmp_path, na
     turn_a_bit(checkpoint(out, STEPS) / name)
     damage = f"{name} of {checkpoint(out, STEPS)} has other bytes than were written"
     if name == STATE[1]:
-        converted = run_program("kiln", "convert", "--in", out, "--out", tmp_path / "model.safetensors")
-        assert converted.returncode == 0 and f"passed over, it is damaged: {damage}" in converted.stderr
-        saved = load_file(checkpoint(out, 12) / name)
-        assert all(value.equal(saved[key]) for key, value in load_file(tmp_path / "model.safetensors").items())
+        converted = succeed("convert", "--in", out, "--out", tmp_path / "model.safetensors")
+        assert f"passed over, it is damaged: {damage}" in converted.stderr
+        before = load_file(checkpoint(out, 12) / name)
+        assert all(value.equal(before[key]) for key, value in load_file(tmp_path / "model.safetensors").items())
     resumed = train(out, STEPS, *division, "--checkpoint-every", 18, "--keep-checkpoints", 1)
-    assert resumed.returncode == 0, resumed.stderr
     assert f"passed over, it is damaged: {damage}" in resumed.stderr and "from step 12 " in resumed.stdout
-    assert tensors(out, STEPS) == tensors(source, STEPS)
+    assert saved(out, STEPS) == saved(source, STEPS)
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"damaged-step-{STEPS:08}", f"step-{STEPS:08}"]
 
 
 def test_convert_takes_what_several_ranks_saved(two_ranks, tmp_path):
-    result = run_program("kiln", "convert", "--in", two_ranks, "--out", tmp_path / "model.safetensors")
-    assert result.returncode == 0, result.stderr
+    succeed("convert", "--in", two_ranks, "--out", tmp_path / "model.safetensors")
     converted, saved = load_file(tmp_path / "model.safetensors"), load_file(checkpoint(two_ranks, STEPS) / STATE[1])
     assert converted.keys() == saved.keys()
     assert all(converted[key].equal(saved[key]) for key in saved)
@@ -138,8 +118,7 @@ def test_sample_grids_of_divided_weights(tmp_path):
     grids = []
     for division in (ranks_of(1, 0), ranks_of(2, 3), ranks_of(3, 1)):
         out = tmp_path / str(len(grids))
-        result = train(out, 4, *options, *division)
-        assert result.returncode == 0, result.stderr
+        train(out, 4, *options, *division)
         grids.append(np.asarray(Image.open(out / "samples" / "step-00000004.png")).astype(int))
     assert grids[0].std() > 5
     for grid in grids[1:]:

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from closeness import assert_close
-from conftest import matrix
+from conftest import assert_fails, matrix, succeed
 from dit_torch import DiT, randomise_
 from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_dc, tiny_kl
 from pixart_torch import PixArt
@@ -19,18 +19,6 @@ from test_unet import model_of as unet_of
 
 CONFIG = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=64, depth=2, num_heads=1, caption_channels=20,
               model_max_length=7, pe_interpolation=1.0)
-
-
-@pytest.fixture
-def convert(kiln, tmp_path):
-    """convert(in, out name, options...) -> the path written."""
-
-    def run(source, name, *options):
-        result = kiln("convert", "--in", source, "--out", tmp_path / name, *options)
-        assert result.returncode == 0, result.stderr
-        return tmp_path / name
-
-    return run
 
 
 @pytest.fixture
@@ -73,11 +61,11 @@ def test_pixart_pipeline_back_to_the_repositorys_keys(convert, repository_checkp
     assert all(torch.equal(same[key], want[key]) for key in same)
 
 
-def test_what_diffusers_has_no_class_for_is_refused(kiln, tmp_path):
+def test_what_diffusers_has_no_class_for_is_refused(tmp_path):
     config = CONFIG | dict(qk_norm=True)
     save_file(randomise_(PixArt(**config)).state_dict(), tmp_path / "model.safetensors")
-    result = kiln("convert", "--in", tmp_path / "model.safetensors", "--out", tmp_path / "pipeline")
-    assert result.returncode == 1 and "qk_norm: diffusers has no class for it" in result.stderr
+    assert_fails("qk_norm: diffusers has no class for it", "convert", "--in", tmp_path / "model.safetensors",
+                 "--out", tmp_path / "pipeline")
     assert not (tmp_path / "pipeline").exists()
 
 
@@ -137,7 +125,7 @@ def unet():
     (unet, "clip", tiny_kl, "StableDiffusionPipeline", "dpmpp_2m"),
     (sana, "gemma", tiny_dc, "SanaPipeline", "dpmpp_2m"),
 ]))
-def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, encoder, vae, pipeline_class, sampler):
+def test_exported_folders_draw_what_kiln_draws(convert, tmp_path, make, encoder, vae, pipeline_class, sampler):
     """The folder of kiln convert in the real pipeline, from Kiln's noise: its pictures are those of kiln sample."""
     weights, config, model, call = make()
     save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "w.safetensors",
@@ -146,12 +134,12 @@ def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, en
     autoencoder = vae(tmp_path / "vae")
     objective = {"sana": "flow", "pixart": "iddpm"}.get(model, "epsilon")
     height, width, downsample = 64, 96, 4 if model == "sana" else 8
-    result = kiln("sample", "--weights", tmp_path / "w.safetensors", "--model", model, "--model-config", json.dumps(config),
-                  "--autoencoder", tmp_path / "vae", "--text-encoder", tmp_path / "encoder", "--objective", objective, "--prompt",
-                  PROMPTS[0], "--prompt", PROMPTS[1], "--negative-prompt", "ugly", "--cfg-scale", 3, "--cfg-convention", "plain",
-                  "--sampler", sampler, "--num-sampling-steps", STEPS, "--num-images", 2, "--height", height, "--width", width,
-                  "--seed", SEED, "--threads", 1, "--out", tmp_path / "out", "--npz", tmp_path / "all.npz")
-    assert result.returncode == 0, result.stderr
+    succeed("sample", "--weights", tmp_path / "w.safetensors", "--model", model, "--model-config", json.dumps(config),
+            "--autoencoder", tmp_path / "vae", "--text-encoder", tmp_path / "encoder", "--objective", objective,
+            "--prompt", PROMPTS[0], "--prompt", PROMPTS[1], "--negative-prompt", "ugly", "--cfg-scale", 3,
+            "--cfg-convention", "plain", "--sampler", sampler, "--num-sampling-steps", STEPS, "--num-images", 2,
+            "--height", height, "--width", width, "--seed", SEED, "--threads", 1, "--out", tmp_path / "out",
+            "--npz", tmp_path / "all.npz")
     folder = convert(tmp_path / "w.safetensors", "pipeline", "--objective", objective, "--vae", tmp_path / "vae")
     parts = dict(safety_checker=None, feature_extractor=None) if model == "unet2d_condition" else {}
     pipeline = getattr(diffusers, pipeline_class).from_pretrained(folder, text_encoder=model_of_text, tokenizer=tokenizer, **parts)
@@ -186,7 +174,7 @@ def pixart_flow(path, **record):
     return recorded(path, "pixart", config, randomise_(PixArt(**config)).state_dict(), **record)
 
 
-def test_shipping_4_a_pixart_of_flow_runs_in_the_pipeline_of_its_folder(convert, kiln, tmp_path):
+def test_shipping_4_a_pixart_of_flow_runs_in_the_pipeline_of_its_folder(kiln, tmp_path):
     weights = pixart_flow(tmp_path / "w.safetensors")
     said = kiln("convert", "--in", weights, "--out", tmp_path / "pipeline", "--vae", tiny_kl_folder(tmp_path)).stdout
     assert "PixArtSigmaPipeline draws other pictures than Kiln (its loop does not run FlowMatchEulerDiscreteScheduler)" in said
@@ -211,22 +199,22 @@ def test_shipping_5_null_rows_lie_beside_and_come_back(convert, tmp_path):
     assert torch.equal(load_file(convert(folder, "again.safetensors"))["y_embedder.y_embedding"], rows)
 
 
-def test_shipping_11_a_model_of_pixels_asks_for_no_autoencoder_and_takes_none_of_other_channels(kiln, tmp_path):
+def test_shipping_11_a_model_of_pixels_asks_for_no_autoencoder_and_takes_none_of_other_channels(tmp_path):
     config = dict(input_size=8, patch_size=2, in_channels=3, hidden_size=16, depth=1, num_heads=1, num_classes=3, learn_sigma=False)
     drawing = dict(sampler="flow_euler", num_sampling_steps=2, cfg_scale=1.0, guided_channels="all", unconditional="null_class")
     weights = recorded(tmp_path / "w.safetensors", "dit", config, randomise_(DiT(**config)).state_dict(), image_size=8, drawing=drawing,
                        autoencoder=dict(name="pixels", path="", fingerprint="none", scaling_factor=1.0, shift_factor=0.0))
-    result = kiln("convert", "--in", weights, "--out", tmp_path / "pipeline")
-    assert result.returncode == 0 and "autoencoder" not in result.stdout
+    result = succeed("convert", "--in", weights, "--out", tmp_path / "pipeline")
+    assert "autoencoder" not in result.stdout
     assert json.loads((tmp_path / "pipeline/model_index.json").read_text())["vae"] == [None, None]
     assert "the model makes pixels" in (tmp_path / "pipeline/README.md").read_text()
-    refused = kiln("convert", "--in", weights, "--out", tmp_path / "other", "--vae", tiny_kl_folder(tmp_path))
-    assert refused.returncode == 1 and "makes latents of 4 channels, and the model takes 3" in refused.stderr
+    assert_fails("makes latents of 4 channels, and the model takes 3", "convert", "--in", weights,
+                 "--out", tmp_path / "other", "--vae", tiny_kl_folder(tmp_path))
     assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("how", ["copy", "link"])
-def test_components_come_from_where_the_record_says(convert, kiln, tmp_path, how):
+def test_components_come_from_where_the_record_says(convert, tmp_path, how):
     text_encoder("t5", tmp_path / "t5")
     tiny_kl(tmp_path / "vae")
     weights = pixart_flow(
@@ -247,5 +235,4 @@ def test_components_come_from_where_the_record_says(convert, kiln, tmp_path, how
         record = json.loads(file.metadata()["kiln_record"])
     assert (record["autoencoder"]["path"], record["text"]["path"]) == ("vae", "t5")  # not the folder's name
     (tmp_path / "t5").rename(tmp_path / "elsewhere")
-    refused = kiln("convert", "--in", weights, "--out", tmp_path / "other", "--components", how)
-    assert refused.returncode == 1 and "--text-encoder PATH" in refused.stderr
+    assert_fails("--text-encoder PATH", "convert", "--in", weights, "--out", tmp_path / "other", "--components", how)

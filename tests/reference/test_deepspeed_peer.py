@@ -6,7 +6,6 @@ KILN_DEEPSPEED_PYTHON names a Python with torch, timm, safetensors and deepspeed
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest

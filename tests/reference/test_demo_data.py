@@ -23,13 +23,8 @@ def test_chosen_classes_as_pictures_with_names(tmp_path):
     lines = [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()]
     names = {line["text"]: line for line in lines}
     assert names["red heart"]["label"] == "hearts"
-    assert names["grinning face"] == {
-        "file_name": "faces/1f600.png",
-        "text": "grinning face",
-        "label": "faces",
-        "group": "Smileys & Emotion",
-        "subgroup": "face-smiling",
-    }
+    assert names["grinning face"] == {"file_name": "faces/1f600.png", "text": "grinning face", "label": "faces",
+                                      "group": "Smileys & Emotion", "subgroup": "face-smiling"}
     # A sequence of five code points is one picture.
     assert names["mending heart"]["file_name"] == "hearts/2764-200d-1fa79.png"
     assert "melting face" not in names
@@ -67,16 +62,13 @@ def test_a_second_run_changes_nothing_and_other_pictures_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == [out]
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("--classes", "hart"), "'hart' is no group, subgroup or name"),
-        (("--except", "no such"), "'no such' is no group"),
-        (("--font", "/no/font.ttf"), "fonts-noto-color-emoji"),
-        (("--emoji-list", "/no/list.txt"), "unicode-data"),
-        (("--size", "5"), "--size"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", [
+    (("--classes", "hart"), "'hart' is no group, subgroup or name"),
+    (("--except", "no such"), "'no such' is no group"),
+    (("--font", "/no/font.ttf"), "fonts-noto-color-emoji"),
+    (("--emoji-list", "/no/list.txt"), "unicode-data"),
+    (("--size", "5"), "--size"),
+])
 def test_impossible_options(tmp_path, arguments, message):
     result = make(tmp_path / "out", *arguments)
     assert result.returncode != 0 and message in result.stderr

@@ -11,6 +11,7 @@ import torch
 from conftest import run_program, succeed
 from dit_torch import DiT, randomise_
 from PIL import Image
+from pictures import noise_picture
 from pipelines import text_encoder, tiny_kl
 from pixart_torch import PixArt
 from recorded_runs import PIXART, TINY, TRAIN, base, dit_run, draw, lora_run, make_run, pieces, pixart_run, record_of, recorded, refusal  # noqa: F401
@@ -51,6 +52,14 @@ def test_another_piece_beside_the_file_is_named(pixart_run, pieces, others, tmp_
     assert "another autoencoder" in line and not (tmp_path / "folder").exists()
 
 
+def picture_of_card(folder):
+    """Runs the code of a folder's card: its picture and its prompt."""
+    card = (folder / "README.md").read_text()
+    with contextlib.chdir(folder):
+        exec(compile(re.search(r"```python\n(.*?)```", card, re.S)[1], "README.md", "exec"), {"__name__": "card"})
+    return np.asarray(Image.open(folder / "picture.png")), re.search(r'^prompt = "(.*)"$', card, re.M)[1]
+
+
 @pytest.fixture(scope="module")
 def bare_pixart(tmp_path_factory):
     path = tmp_path_factory.mktemp("bare") / "pixart.safetensors"
@@ -63,13 +72,10 @@ def test_the_card_of_captions_without_a_record_runs(bare_pixart, pieces, tmp_pat
     succeed("convert", "--in", bare_pixart, "--num-heads", 4, "--out", folder)
     (folder / "autoencoder").symlink_to(pieces / "vae")  # where its code looks for them
     (folder / "text_encoder").symlink_to(pieces / "t5")
-    card = (folder / "README.md").read_text()
-    with contextlib.chdir(folder):
-        exec(compile(re.search(r"```python\n(.*?)```", card, re.S)[1], "README.md", "exec"), {"__name__": "card"})
-    prompt = re.search(r'^prompt = "(.*)"$', card, re.M)[1]
+    got, prompt = picture_of_card(folder)
     want, _ = draw(tmp_path, "--weights", folder, "--autoencoder", pieces / "vae", "--text-encoder", pieces / "t5", "--prompt", prompt,
                    count=1, seed=0)
-    assert np.abs(np.asarray(Image.open(folder / "picture.png")) - want[0]).max() <= 1
+    assert np.abs(got - want[0]).max() <= 1
 
 
 def test_new_user_2_the_card_of_a_pixart_of_pixels_runs(recorded, tmp_path):
@@ -82,10 +88,9 @@ def test_new_user_2_the_card_of_a_pixart_of_pixels_runs(recorded, tmp_path):
     succeed("convert", "--in", run, "--components", "copy", "--out", folder)
     card = (folder / "README.md").read_text()
     assert "PixArtSigmaPipeline.from_pretrained(folder, torch_dtype=torch.float32, vae=None)" in card
-    with contextlib.chdir(folder):
-        exec(compile(re.search(r"```python\n(.*?)```", card, re.S)[1], "README.md", "exec"), {"__name__": "card"})
-    want, _ = draw(tmp_path, "--weights", folder, "--prompt", re.search(r'^prompt = "(.*)"$', card, re.M)[1], count=1, seed=0)
-    assert want.std() > 8 and np.abs(np.asarray(Image.open(folder / "picture.png")) - want[0]).max() <= 1
+    got, prompt = picture_of_card(folder)
+    want, _ = draw(tmp_path, "--weights", folder, "--prompt", prompt, count=1, seed=0)
+    assert want.std() > 8 and np.abs(got - want[0]).max() <= 1
 
 
 @pytest.mark.parametrize("make, classes", [(sana, "Gemma2Model, GemmaTokenizer"), (unet, "CLIPTextModel, CLIPTokenizer")])
@@ -162,12 +167,10 @@ def test_a_pt_file_with_another_json_is_not_replaced(dit_run, tmp_path):
 
 
 def test_evaluation_goes_on_with_another_piece(pixart_run, others, tmp_path):
+    (tmp_path / "reference").mkdir()
     for index in range(4):
-        noise = np.random.default_rng(index).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-        (tmp_path / "reference").mkdir(exist_ok=True)
-        Image.fromarray(noise).save(tmp_path / f"reference/{index}.png")
-    run = tmp_path / "run"
-    shutil.copytree(pixart_run, run)
+        noise_picture(np.random.default_rng(index), 64, 64).save(tmp_path / f"reference/{index}.png")
+    run = shutil.copytree(pixart_run, tmp_path / "run")
     common = ["evaluate", run, "--reference", tmp_path / "reference", "--net", "random", "--metrics", "kid", "--num-pictures", 4,
               "--prompt", "a bird", "--threads", 1, "--text-encoder", others / "t5"]
     result = run_program("kiln", *common)

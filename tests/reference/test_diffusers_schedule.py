@@ -8,6 +8,7 @@ import diffusers
 import pytest
 import torch
 from closeness import assert_close
+from conftest import succeed
 from dit_torch import DiT, randomise_
 from safetensors.torch import save_file
 from test_sampler import ROW, SD, V, draws, given_noise
@@ -37,14 +38,13 @@ CASES = [  # objective, --sampler, steps, the type that it stands for (docs/samp
 
 
 @pytest.mark.parametrize("objective, sampler, steps, config", CASES, ids=[f"{case[0]['type']}-{case[1]}" for case in CASES])
-def test_the_folders_scheduler_takes_kilns_steps(kiln, conformance, tmp_path, objective, sampler, steps, config):
+def test_the_folders_scheduler_takes_kilns_steps(conformance, tmp_path, objective, sampler, steps, config):
     learns = objective["type"] == "iddpm" and objective.get("learn_sigma", True)
     model = MODEL | dict(learn_sigma=learns)
     record = dict(model="dit", model_config=model, objective=objective, image_size=32, drawing=dict(
         sampler=sampler, num_sampling_steps=steps, cfg_scale=1.0, guided_channels="model", unconditional="null_class"))
     save_file(randomise_(DiT(**model)).state_dict(), tmp_path / "w.safetensors", {"kiln_record": json.dumps(record)})
-    result = kiln("convert", "--in", tmp_path / "w.safetensors", "--out", tmp_path / "folder")
-    assert result.returncode == 0, result.stderr
+    succeed("convert", "--in", tmp_path / "w.safetensors", "--out", tmp_path / "folder")
     card = (tmp_path / "folder/README.md").read_text()
     names = vars(diffusers) | {"folder": str(tmp_path / "folder")}
     setup = re.search(r"^(scheduler = (\w+).*\nscheduler\.set_timesteps\(.*)$", card, re.M)

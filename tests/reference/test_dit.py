@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of,
-                       violation)
+from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, gradients_by_name,
+                       gradients_of, violation)
 from conftest import run_program
 from diffusers import DiTTransformer2DModel
 from dit_torch import DiT, randomise_
@@ -44,20 +44,23 @@ def run_torch(model, inputs, autocast=False):
     """Output and the gradient of every trainable parameter."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = model(inputs["x"], inputs["t"], inputs.get("y"))
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    gradients = torch.autograd.grad((output * inputs["grad_output"]).sum(), trainable.values())
-    return output.detach(), dict(zip(trainable, gradients))
+    return output.detach(), gradients_by_name(model, (output * inputs["grad_output"]).sum())
+
+
+def output_of(conformance, weights, config=TINY, inputs=None):
+    return conformance("forward", model="dit", config=config, weights=weights,
+                       inputs=inputs or inputs_of(config))["output"]
+
+
+def compare(conformance, config, model):
+    inputs = inputs_of(config)
+    got = conformance("forward", "--backward", model="dit", config=config, weights=model.state_dict(), inputs=inputs)
+    assert_equals(got, run_torch(model, inputs))
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_output_and_gradients_equal_torch(conformance, config):
-    model = randomise_(DiT(**config)).eval()
-    inputs = inputs_of(config)
-    outputs = conformance("forward", "--backward", model="dit", config=config, weights=model.state_dict(),
-                          inputs=inputs)
-    want, want_gradients = run_torch(model, inputs)
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), want_gradients)
+    compare(conformance, config, randomise_(DiT(**config)).eval())
 
 
 def test_bf16_is_close_to_f32(conformance):
@@ -66,10 +69,9 @@ def test_bf16_is_close_to_f32(conformance):
     inputs = inputs_of(config)
     outputs = conformance("forward", "--backward", model="dit", config=config, weights=model.state_dict(),
                           inputs=inputs, dtype="bf16")
-    want, want_gradients = run_torch(model, inputs)
-    assert_close(outputs["output"], want, FORWARD_BF16)
-    assert violation(outputs["output"], want, FORWARD) > 1, "it ran in f32"
-    assert_gradients_close(gradients_of(outputs), want_gradients, GRADIENT_BF16, peak=False)
+    want = run_torch(model, inputs)
+    assert_equals(outputs, want, FORWARD_BF16, GRADIENT_BF16, peak=False)
+    assert violation(outputs["output"], want[0], FORWARD) > 1, "it ran in f32"
 
 
 @pytest.mark.parametrize("name", ["tiny", "patch 8, wide heads", "no null class"])
@@ -101,32 +103,27 @@ def test_low_precision_files_are_computed_in_f32(conformance, storage):
     model = randomise_(DiT(**TINY)).eval()
     weights = {key: value.to(storage) for key, value in model.state_dict().items()}
     model.load_state_dict({key: value.float() for key, value in weights.items()})
-    outputs = conformance("forward", model="dit", config=TINY, weights=weights, inputs=inputs_of(TINY))
-    assert_close(outputs["output"], run_torch(model, inputs_of(TINY))[0])
+    assert_close(output_of(conformance, weights), run_torch(model, inputs_of(TINY))[0])
 
 
 def test_drop_uses_the_null_class(conformance):
     model = randomise_(DiT(**TINY)).eval()
     inputs = inputs_of(TINY)
-    dropped = conformance("forward", model="dit", config=TINY, weights=model.state_dict(),
-                          inputs=inputs | {"drop": torch.tensor([1, 0, 0])})
-    want = model(inputs["x"], inputs["t"], torch.tensor([10, 10, 2]))
-    assert_close(dropped["output"], want)
+    dropped = output_of(conformance, model.state_dict(), inputs=inputs | {"drop": torch.tensor([1, 0, 0])})
+    assert_close(dropped, model(inputs["x"], inputs["t"], torch.tensor([10, 10, 2])))
 
 
 def test_absent_position_table_is_computed(conformance):
     model = randomise_(DiT(**TINY)).eval()
     weights = {key: value for key, value in model.state_dict().items() if key != "pos_embed"}
-    outputs = conformance("forward", model="dit", config=TINY, weights=weights, inputs=inputs_of(TINY))
-    assert_close(outputs["output"], run_torch(model, inputs_of(TINY))[0])
+    assert_close(output_of(conformance, weights), run_torch(model, inputs_of(TINY))[0])
 
 
 def test_position_table_of_the_file_is_used(conformance):
     model = randomise_(DiT(**TINY)).eval()
     with torch.no_grad():
         model.pos_embed.mul_(-0.5)
-    outputs = conformance("forward", model="dit", config=TINY, weights=model.state_dict(), inputs=inputs_of(TINY))
-    assert_close(outputs["output"], run_torch(model, inputs_of(TINY))[0])
+    assert_close(output_of(conformance, model.state_dict()), run_torch(model, inputs_of(TINY))[0])
 
 
 def shrink_tokens_(model, factor=1e-3):
@@ -139,14 +136,18 @@ def shrink_tokens_(model, factor=1e-3):
     return model
 
 
+def assert_notices(conformance, model, least, **wrong):
+    """Kiln's output is the model's, and more than `least` tolerances from that of one that is wrong."""
+    output = output_of(conformance, model.state_dict())
+    assert_close(output, run_torch(model, inputs_of(TINY))[0])
+    other = DiT(**TINY, **wrong)
+    other.load_state_dict(model.state_dict())
+    assert violation(output, run_torch(other, inputs_of(TINY))[0], FORWARD) > least
+
+
 def test_norm_eps(conformance):
     model = shrink_tokens_(randomise_(DiT(**TINY))).eval()
-    inputs = inputs_of(TINY)
-    output = conformance("forward", model="dit", config=TINY, weights=model.state_dict(), inputs=inputs)["output"]
-    assert_close(output, run_torch(model, inputs)[0])
-    wrong = DiT(**TINY, norm_eps=1e-5)
-    wrong.load_state_dict(model.state_dict())
-    assert violation(output, run_torch(wrong, inputs)[0], FORWARD) > 100
+    assert_notices(conformance, model, 100, norm_eps=1e-5)
 
 
 def test_gelu_is_the_tanh_form(conformance):
@@ -155,20 +156,14 @@ def test_gelu_is_the_tanh_form(conformance):
         for block in model.blocks:
             block.mlp.fc1.weight.mul_(2)  # the two forms differ most near 2.5
             block.mlp.fc2.weight.mul_(4)
-    inputs = inputs_of(TINY)
-    output = conformance("forward", model="dit", config=TINY, weights=model.state_dict(), inputs=inputs)["output"]
-    assert_close(output, run_torch(model, inputs)[0])
-    wrong = DiT(**TINY, gelu="none")
-    wrong.load_state_dict(model.state_dict())
-    assert violation(output, run_torch(wrong, inputs)[0], FORWARD) > 2
+    assert_notices(conformance, model, 2, gelu="none")
 
 
 def test_training_checkpoint_uses_its_ema(conformance, tmp_path):
     model, ema = randomise_(DiT(**TINY), seed=3).eval(), randomise_(DiT(**TINY), seed=4).eval()
     path = tmp_path / "0000100.pt"
     torch.save({"model": model.state_dict(), "ema": ema.state_dict(), "opt": {}, "args": None}, path)
-    output = conformance("forward", model="dit", config=TINY, weights=path, inputs=inputs_of(TINY))["output"]
-    assert_close(output, run_torch(ema, inputs_of(TINY))[0])
+    assert_close(output_of(conformance, path), run_torch(ema, inputs_of(TINY))[0])
 
 
 @pytest.mark.parametrize("ending, save", [("safetensors", save_file), ("bin", torch.save)])
@@ -181,8 +176,7 @@ def test_sharded_checkpoint(conformance, tmp_path, ending, save):
         save(tensors, tmp_path / name)
     index = tmp_path / f"a.{ending}.index.json"
     index.write_text(json.dumps({"weight_map": {key: name for name, tensors in shards.items() for key in tensors}}))
-    output = conformance("forward", model="dit", config=TINY, weights=index, inputs=inputs_of(TINY))["output"]
-    assert_close(output, run_torch(model, inputs_of(TINY))[0])
+    assert_close(output_of(conformance, index), run_torch(model, inputs_of(TINY))[0])
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("f32", FORWARD), ("bf16", FORWARD_BF16)])
@@ -248,20 +242,13 @@ def test_output_and_gradients_equal_diffusers(conformance, name):
     (want * inputs["grad_output"]).sum().backward()
     gradients = from_diffusers({key: value.grad for key, value in model.named_parameters()}, config["depth"])
     gradients = {key: sum(value) if isinstance(value, list) else value for key, value in gradients.items()}
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), gradients)
+    assert_equals(outputs, (want, gradients))
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "unconditional"])
 def test_output_and_gradients_equal_the_original(conformance, original_dit, name):
     config = CONFIGS[name]
-    model = randomise_(original_dit.DiT(**config)).eval()
-    inputs = inputs_of(config)
-    outputs = conformance("forward", "--backward", model="dit", config=config, weights=model.state_dict(),
-                          inputs=inputs)
-    want, want_gradients = run_torch(model, inputs)
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), want_gradients)
+    compare(conformance, config, randomise_(original_dit.DiT(**config)).eval())
 
 
 def test_bad_weights_are_all_listed(conformance):
@@ -285,9 +272,8 @@ def test_bad_weights_are_all_listed(conformance):
     (dict(depth=0), "depth > 0"),
 ])
 def test_bad_configs_name_the_key(conformance, change, expected):
-    message = conformance("forward", model="dit", config=TINY | change, weights={"a": torch.zeros(1)},
-                          inputs=inputs_of(TINY), expect_error=True)
-    assert expected in message
+    assert expected in conformance("forward", model="dit", config=TINY | change, weights={"a": torch.zeros(1)},
+                                   inputs=inputs_of(TINY), expect_error=True)
 
 
 @pytest.mark.parametrize("change, expected", [
@@ -301,25 +287,23 @@ def test_bad_configs_name_the_key(conformance, change, expected):
     ({"x": torch.zeros(0, 4, 8, 8)}, "at least one sample"),
 ])
 def test_bad_inputs_name_the_tensor(conformance, change, expected):
-    message = conformance("forward", model="dit", config=TINY, weights=randomise_(DiT(**TINY)).state_dict(),
-                          inputs=inputs_of(TINY) | change, expect_error=True)
-    assert expected in message
+    assert expected in conformance("forward", model="dit", config=TINY, weights=randomise_(DiT(**TINY)).state_dict(),
+                                   inputs=inputs_of(TINY) | change, expect_error=True)
 
 
 def test_unknown_models_say_so(conformance):
     for name, expected in (("clip_audio", "unknown model"), ("DiT-M/2", "unknown model")):
-        message = conformance("forward", model=name, config=TINY, weights={"a": torch.zeros(1)},
-                              inputs=inputs_of(TINY), expect_error=True)
-        assert expected in message
+        assert expected in conformance("forward", model=name, config=TINY, weights={"a": torch.zeros(1)},
+                                       inputs=inputs_of(TINY), expect_error=True)
 
 
 def test_drop_needs_a_null_class(conformance):
     config = TINY | dict(class_dropout_prob=0)
     model = randomise_(DiT(**config)).eval()
-    nothing = conformance("forward", model="dit", config=config, weights=model.state_dict(),
-                          inputs=inputs_of(config) | {"drop": torch.zeros(3, dtype=torch.int64)})
-    assert_close(nothing["output"], run_torch(model, inputs_of(config))[0])
-    message = conformance("forward", model="dit", config=config, weights=randomise_(DiT(**config)).state_dict(),
+    nothing = output_of(conformance, model.state_dict(), config,
+                        inputs_of(config) | {"drop": torch.zeros(3, dtype=torch.int64)})
+    assert_close(nothing, run_torch(model, inputs_of(config))[0])
+    message = conformance("forward", model="dit", config=config, weights=model.state_dict(),
                           inputs=inputs_of(config) | {"drop": torch.tensor([1, 0, 0])}, expect_error=True)
     assert "neither a null class" in message
 
@@ -328,8 +312,8 @@ def test_null_and_whole_numbers_in_a_config(conformance):
     """Absent, null and the default are the same; other tools write 2 as 2.0; keys with "_" are comments."""
     model = randomise_(DiT(**TINY)).eval()
     config = TINY | dict(depth=2.0, mlp_ratio=None, class_dropout_prob=None, learn_sigma=None, _comment=[1])
-    outputs = conformance("forward", model="dit", config=config, weights=model.state_dict(), inputs=inputs_of(TINY))
-    assert_close(outputs["output"], run_torch(model, inputs_of(TINY))[0])
+    assert_close(output_of(conformance, model.state_dict(), config, inputs_of(TINY)),
+                 run_torch(model, inputs_of(TINY))[0])
 
 
 def test_command_lines_end_in_one_line():

@@ -98,15 +98,17 @@ def server():
     server.close()
 
 
+def caches_of_its_own(folder, server):
+    return {"HF_HOME": str(folder / "hf"), "KILN_CACHE": str(folder / "own"), "HF_ENDPOINT": server.url,
+            "HOME": str(folder), "PATH": os.environ["PATH"], "OMP_WAIT_POLICY": "passive",
+            "https_proxy": "http://127.0.0.1:9"}  # the authors' own address is never reached
+
+
 @pytest.fixture
 def run(tmp_path, server):
     """run(*arguments) of kiln with caches of its own and the server as hub and mirror."""
     def call(*arguments, mirror=True, limit_bytes=None, timeout=300, **environment):
-        names = {"HF_HOME": str(tmp_path / "hf"), "KILN_CACHE": str(tmp_path / "own"), "HF_ENDPOINT": server.url,
-                 "HOME": str(tmp_path), "PATH": os.environ["PATH"], "OMP_WAIT_POLICY": "passive",
-                 "https_proxy": "http://127.0.0.1:9"}  # the authors' own address is never reached
-        if mirror:
-            names["KILN_MIRROR"] = server.url
+        names = caches_of_its_own(tmp_path, server) | ({"KILN_MIRROR": server.url} if mirror else {})
         if not limit_bytes:
             return run_program("kiln", *arguments, timeout=timeout, env=names | environment, cwd=tmp_path)
         limited = ["bash", "-c", f'trap "" XFSZ; ulimit -f {limit_bytes // 1024}; exec "$@"', "_", program("kiln"), *map(str, arguments)]
@@ -145,7 +147,21 @@ def error_line(result):
     return lines[0]
 
 
+def content(result):
+    """Of the file that a download names."""
+    assert result.returncode == 0, result.stderr
+    return Path(result.stdout.strip()).read_bytes()
+
+
+def assert_nothing_left(run, tmp_path, expected, *arguments, **options):
+    """Of a download that ends with one line."""
+    assert expected in error_line(run("download", *arguments, **options))
+    assert kept(tmp_path) == []
+
+
 BODY = bytes(range(256)) * 5000
+TAG = '"' + hashlib.md5(BODY).hexdigest() + '"'
+HALF = len(BODY) // 2
 
 
 def test_a_file_is_fetched_once_and_trusted(run, server, tmp_path):
@@ -167,9 +183,7 @@ def test_a_file_is_fetched_once_and_trusted(run, server, tmp_path):
 def test_cut_connections_go_on(run, server):
     server.files["/" + OWN] = BODY
     server.cuts = 3
-    result = run("download", "DiT-XL-2-512x512")
-    assert result.returncode == 0, result.stderr
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     asked = server.requests_of("/" + OWN)
     assert [headers.get("Range") for headers in asked] == [None, "bytes=640000-", "bytes=960000-", "bytes=1120000-"]
     assert all("If-Range" in headers for headers in asked[1:])
@@ -177,12 +191,8 @@ def test_cut_connections_go_on(run, server):
 
 def test_a_process_that_ended_goes_on(run, server, tmp_path):
     server.files["/" + OWN] = BODY
-    partial = tmp_path / "own" / (OWN + ".incomplete")
-    partial.parent.mkdir()
-    partial.write_bytes(BODY[:1000])
-    Path(str(partial) + ".etag").write_text('"' + hashlib.md5(BODY).hexdigest() + '"')
-    result = run("download", "DiT-XL-2-512x512")
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    leave_partial(tmp_path, BODY[:1000], TAG)
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     assert server.requests_of("/" + OWN)[0]["Range"] == "bytes=1000-"
 
 
@@ -190,16 +200,10 @@ def test_a_process_that_ended_goes_on(run, server, tmp_path):
 def test_a_rest_that_does_not_fit_is_not_appended(run, server, tmp_path, how):
     server.files["/" + OWN] = BODY
     server.ranges, server.etag = how != "no ranges", how != "no etag"
-    partial = tmp_path / "own" / (OWN + ".incomplete")
-    partial.parent.mkdir()
-    partial.write_bytes(b"x" * 1000)
-    Path(str(partial) + ".etag").write_text('"another"' if how == "changed" else "")
-    result = run("download", "DiT-XL-2-512x512")
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    leave_partial(tmp_path, b"x" * 1000, '"another"' if how == "changed" else "")
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
 
 
-TAG = '"' + hashlib.md5(BODY).hexdigest() + '"'
-HALF = len(BODY) // 2
 REST = {"Content_Length": HALF, "Content_Range": f"bytes {HALF}-{len(BODY) - 1}/{len(BODY)}", "ETag": TAG}
 
 
@@ -218,9 +222,7 @@ REST = {"Content_Length": HALF, "Content_Range": f"bytes {HALF}-{len(BODY) - 1}/
 def test_finding_4_versions_are_not_joined(run, server, tmp_path, rest):
     leave_partial(tmp_path, b"x" * HALF, '"old"')
     server.files["/" + OWN], server.wrong["/" + OWN] = BODY, [rest]
-    result = run("download", "DiT-XL-2-512x512")
-    assert result.returncode == 0, result.stderr
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     asked = server.requests_of("/" + OWN)
     assert asked[0]["Range"] == f"bytes={HALF}-" and "Range" not in asked[1]
     assert kept(tmp_path) == [f"own/{OWN}", f"own/{OWN}.sha256"]
@@ -233,7 +235,7 @@ def test_finding_4_the_total_is_that_of_the_beginning(run, server, tmp_path):
     server.wrong["/" + OWN] = [answer(416, b"", Content_Length=0, Content_Range=f"bytes */{HALF}", ETag=TAG),
                                answer(200, BODY[:HALF], Content_Length=len(BODY), ETag=TAG),
                                answer(206, BODY[HALF:], **REST | {"Content_Range": f"bytes {HALF}-{len(BODY) - 1}/{len(BODY) + 1}"})]
-    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     assert [headers.get("Range") for headers in server.requests_of("/" + OWN)] == [f"bytes={HALF}-", None, f"bytes={HALF}-", None]
 
 
@@ -242,27 +244,25 @@ def test_finding_4_a_rest_that_fits_is_appended(run, server, tmp_path):
     server.wrong["/" + OWN] = [answer(206, BODY[HALF:HALF + 1000], **REST | {"Content_Length": 1000}),  # a part of the rest
                                answer(206, BODY[HALF + 1000:], Content_Length=HALF - 1000, ETag=TAG,
                                       Content_Range=f"bytes {HALF + 1000}-{len(BODY) - 1}/{len(BODY)}")]
-    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
 
 
 def test_finding_4_what_is_whole_needs_its_name_only(run, server, tmp_path):
     leave_partial(tmp_path, BODY, f"{TAG}\n{len(BODY)}\n")
-    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     assert server.log == []
 
 
 def test_finding_4_a_server_that_always_mixes_versions_is_given_up(run, server, tmp_path):
     server.wrong["/" + OWN] = [answer(200, BODY[:HALF], Content_Length=len(BODY), ETag=f'"{n}"') if n % 2 == 0 else
                                answer(206, BODY[HALF:], **REST) for n in range(20)]
-    assert "sends parts of different versions" in error_line(run("download", "DiT-XL-2-512x512"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "sends parts of different versions", "DiT-XL-2-512x512")
 
 
 def test_finding_4_a_length_is_required(run, server, tmp_path):
     """Where neither size nor hash is known, half a file would look like all of it."""
     server.wrong["/" + OWN] = [answer(200, BODY[:HALF], ETag=TAG)]
-    assert "does not say how long" in error_line(run("download", "DiT-XL-2-512x512"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "does not say how long", "DiT-XL-2-512x512")
     serve_hub(server)
     path = f"/stabilityai/sd-vae-ft-mse/resolve/{COMMIT}/diffusion_pytorch_model.safetensors"
     server.wrong[path] = [answer(200, BODY[:HALF], ETag=TAG)]  # its size is listed: the rest is asked for
@@ -288,8 +288,7 @@ def test_finding_4_weights_without_a_hash_are_said(run, server):
 def test_finding_4_a_strange_listing_is_one_line(run, server, tmp_path, entries):
     serve_hub(server)
     server.files[f"/api/models/stabilityai/sd-vae-ft-mse/tree/{COMMIT}"] = json.dumps(entries).encode()
-    assert "lists files in another form" in error_line(run("download", "sd-vae-ft-mse"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "lists files in another form", "sd-vae-ft-mse")
 
 
 def test_finding_5_a_partial_file_follows_no_link(run, server, tmp_path):
@@ -323,16 +322,13 @@ def test_finding_15_a_variant_alone_is_not_the_weights(run, server, tmp_path):
 
 def test_a_wrong_hash_or_size_leaves_nothing(run, server, tmp_path):
     server.files["/" + HASHED] = BODY
-    line = error_line(run("download", "DiT-XL-2-256x256"))
-    assert "1280000 bytes, 2700611775 are published" in line
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "1280000 bytes, 2700611775 are published", "DiT-XL-2-256x256")
 
 
 @pytest.mark.skipif(not FULL, reason="2.7 GB: scripts/test --full")
 def test_a_wrong_hash_at_the_published_size(run, server, tmp_path):
     server.files["/" + HASHED] = bytes(2_700_611_775)
-    assert "9ec1876e4c03" in error_line(run("download", "DiT-XL-2-256x256"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "9ec1876e4c03", "DiT-XL-2-256x256")
 
 
 def test_another_hash_at_the_same_size(run, server, tmp_path):
@@ -352,9 +348,8 @@ def test_a_failed_mirror_falls_back(run, server, broken):
     other = Server()
     try:
         server.files["/" + OWN] = BODY
-        result = run("download", "DiT-XL-2-512x512", "--mirror", broken or other.url, "--mirror", server.url, mirror=False)
-        assert result.returncode == 0, result.stderr
-        assert Path(result.stdout.strip()).read_bytes() == BODY
+        assert content(run("download", "DiT-XL-2-512x512", "--mirror", broken or other.url, "--mirror", server.url,
+                           mirror=False)) == BODY
         assert len(other.log) == (0 if broken else 1)
     finally:
         other.close()
@@ -371,9 +366,7 @@ def test_a_failed_mirror_falls_back_to_the_origin(run, server):
 def test_an_error_of_the_server_passes(run, server, tmp_path):
     """Status 503, then the file."""
     server.files["/" + OWN], server.status["/" + OWN] = BODY, [503, 503]
-    result = run("download", "DiT-XL-2-512x512")
-    assert result.returncode == 0, result.stderr
-    assert Path(result.stdout.strip()).read_bytes() == BODY
+    assert content(run("download", "DiT-XL-2-512x512")) == BODY
     assert len(server.requests_of("/" + OWN)) == 3
 
 
@@ -402,14 +395,12 @@ def test_redirects_are_followed_without_the_token(run, server):
 @pytest.mark.parametrize("status, expected", [(404, "no such file"), (401, "set HF_TOKEN"), (418, "status 418")])
 def test_refusals(run, server, tmp_path, status, expected):
     server.status["/" + OWN] = status
-    assert expected in error_line(run("download", "DiT-XL-2-512x512"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, expected, "DiT-XL-2-512x512")
 
 
 def test_no_network(run, tmp_path):
-    line = error_line(run("download", "sd-vae-ft-ema", HF_ENDPOINT="http://127.0.0.1:9"))
-    assert "cannot reach http://127.0.0.1:9" in line
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "cannot reach http://127.0.0.1:9", "sd-vae-ft-ema",
+                        HF_ENDPOINT="http://127.0.0.1:9")
 
 
 def test_offline_and_unknown_names(run, tmp_path):
@@ -474,8 +465,7 @@ def test_a_listing_cannot_leave_the_cache(run, server, tmp_path):
     entries = json.loads(server.files[tree])
     entries[1]["oid"] = "../../../escape"
     server.files[tree] = json.dumps(entries).encode()
-    assert "a file that cannot be" in error_line(run("download", "sd-vae-ft-mse"))
-    assert kept(tmp_path) == []
+    assert_nothing_left(run, tmp_path, "a file that cannot be", "sd-vae-ft-mse")
 
 
 def tiny_vae():
@@ -548,10 +538,9 @@ def test_the_check_of_published_fids_is_rehearsed(server, tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / HASHED).rename(tmp_path / "own" / HASHED)  # as fetched before: its published hash is known
     serve("pt_inception-2015-12-05-6726825d.pth", lambda path: torch.save(random_inception_weights(), path))
-    names = {"HF_HOME": str(tmp_path / "hf"), "KILN_CACHE": str(tmp_path / "own"), "HF_ENDPOINT": server.url, "KILN_MIRROR": server.url,
-             "HOME": str(tmp_path), "PATH": os.environ["PATH"], "https_proxy": "http://127.0.0.1:9", "KILN_BUILD": str(program("kiln").parent),
-             "OMP_WAIT_POLICY": "passive", "FID_IMAGES": "3", "FID_DEVICE": "cpu", "FID_OPTIONS": '--num-sampling-steps 1 --model-config {"depth":1}'}
-
+    names = caches_of_its_own(tmp_path, server) | {
+        "KILN_MIRROR": server.url, "KILN_BUILD": str(program("kiln").parent), "FID_IMAGES": "3", "FID_DEVICE": "cpu",
+        "FID_OPTIONS": '--num-sampling-steps 1 --model-config {"depth":1}'}
     result = subprocess.run([FIDS, "1", tmp_path / "fid"], capture_output=True, text=True, timeout=600, env=names)
     fids = [json.loads((tmp_path / f"fid/{size}/result.json").read_text())["metrics"]["fid"] for size in (256, 512)]
     lines = [line for line in result.stdout.splitlines() if line.startswith(("DiT-XL/2 at", "of 3"))]

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from browser import parts_of
-from conftest import matrix
+from conftest import assert_fails, assert_refused, matrix, read_json, refusal, succeed
 from PIL import Image
+from run_files import events as events_of
+from run_files import read_plan
 
 SIDE = 24
 
@@ -28,16 +30,22 @@ def as_folder(path, images):
     return path
 
 
+def two_classes(path):
+    path.mkdir()
+    for name in "ab":
+        as_folder(path / name, pictures(10, ord(name)))
+    return path
+
+
 def as_npz(path, images, compressed=False, **more):
     (np.savez_compressed if compressed else np.savez)(path, images, **more)
     return path
 
 
 @pytest.fixture
-def evaluate(kiln, tmp_path):
+def evaluate(tmp_path):
     def run(samples, reference, *options, net="random"):
-        result = kiln("evaluate", samples, "--reference", reference, "--net", net, *options)
-        assert result.returncode == 0, result.stderr
+        result = succeed("evaluate", samples, "--reference", reference, "--net", net, *options)
         return json.loads(result.stdout) | {"stderr": result.stderr}
     return run
 
@@ -75,7 +83,7 @@ def test_batches_and_ranks_change_nothing(evaluate, tmp_path):
             assert other["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-7)
 
 
-def test_new_user_9_a_listed_picture_that_is_missing_is_skipped(evaluate, kiln, tmp_path):
+def test_new_user_9_a_listed_picture_that_is_missing_is_skipped(evaluate, tmp_path):
     made, real = as_npz(tmp_path / "made.npz", pictures(20, 9)), as_folder(tmp_path / "real", pictures(12, 10))
     whole = evaluate(made, real)
     names = ["gone.png"] + sorted(path.name for path in real.glob("*.png"))
@@ -85,11 +93,10 @@ def test_new_user_9_a_listed_picture_that_is_missing_is_skipped(evaluate, kiln, 
     assert listed["protocol"]["reference"]["num_pictures"] == 12
     for name, value in whole["metrics"].items():
         assert listed["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-7)
-    refused = kiln("evaluate", real, "--reference", made, "--net", "random")
-    assert refused.returncode == 1 and "gone.png" in refused.stderr
+    assert_fails("gone.png", "evaluate", real, "--reference", made, "--net", "random")
 
 
-def test_statistics_as_reference(evaluate, kiln, tmp_path):
+def test_statistics_as_reference(evaluate, tmp_path):
     """Those that are saved give the same distance, and say what they cannot give; a wrong width is refused."""
     made, real = as_npz(tmp_path / "made.npz", pictures(30, 7)), as_npz(tmp_path / "real.npz", pictures(40, 8))
     saved = tmp_path / "statistics.npz"
@@ -103,8 +110,7 @@ def test_statistics_as_reference(evaluate, kiln, tmp_path):
     assert "holds statistics alone, which give no precision_recall, kid" in by_statistics["stderr"]
     assert by_statistics["stamp"] != by_pictures["stamp"]
     np.savez(tmp_path / "narrow.npz", mu=mu[:10], sigma=sigma[:10, :10])
-    refused = kiln("evaluate", made, "--reference", tmp_path / "narrow.npz", "--net", "random")
-    assert refused.returncode == 1 and "features of one width" in refused.stderr
+    assert_fails("features of one width", "evaluate", made, "--reference", tmp_path / "narrow.npz", "--net", "random")
 
 
 def test_inception_from_end_to_end(evaluate, tmp_path):
@@ -136,13 +142,13 @@ def test_results_of_different_protocols_are_told_apart(kiln, evaluate, tmp_path)
     evaluate(made, real, "--out", tmp_path / "a.json")
     evaluate(made, real, "--out", tmp_path / "b.json")
     evaluate(made, real, "--num-pictures", "20", "--out", tmp_path / "c.json")
-    same = kiln("evaluate", "--compare", tmp_path / "a.json", tmp_path / "b.json")
-    assert same.returncode == 0 and "do not compare" not in same.stdout and "fd_random" in same.stdout
+    same = succeed("evaluate", "--compare", tmp_path / "a.json", tmp_path / "b.json")
+    assert "do not compare" not in same.stdout and "fd_random" in same.stdout
     other = kiln("evaluate", "--compare", tmp_path / "a.json", tmp_path / "c.json")
     assert "do not compare" in other.stdout and "num_samples: 30 | 20" in other.stdout
 
 
-def test_samples_bring_their_protocol(kiln, evaluate, tmp_path):
+def test_samples_bring_their_protocol(evaluate, tmp_path):
     folder = as_folder(tmp_path / "samples", pictures(8, 13))
     Image.fromarray(np.zeros((200, 200, 3), np.uint8)).save(folder / "grid.png")  # is no sample
     (folder / "sampling.json").write_text(json.dumps(
@@ -156,6 +162,10 @@ def test_samples_bring_their_protocol(kiln, evaluate, tmp_path):
     assert result["subject"]["origin"] == {"weights": "xxh3:1", "model": None, "seed": 3}
 
 
+def without_progress(text):
+    return [line for line in text.splitlines() if not re.fullmatch(r"kiln evaluate: .*: \d+/\d+ pictures", line)]
+
+
 @pytest.mark.parametrize("options, expected", [
     (["--net", "vgg"], "known are inception, dinov2, random"),
     (["--net", "inception"], "needs its weights"),
@@ -165,23 +175,19 @@ def test_samples_bring_their_protocol(kiln, evaluate, tmp_path):
     (["--net", "random", "--num-pictures", "100"], "at least 100 pictures, got 6"),
     (["--net", "random", "--crop", "8"], "leave out --crop"),
 ])
-def test_mistakes_are_one_line(kiln, tmp_path, options, expected):
+def test_mistakes_are_one_line(tmp_path, options, expected):
     made = as_npz(tmp_path / "made.npz", pictures(6, 15))
-    result = kiln("evaluate", made, "--reference", made, *options)
-    told = [line for line in result.stderr.strip().splitlines() if not re.fullmatch(r"kiln evaluate: .*: \d+/\d+ pictures", line)]
-    assert result.returncode == 1 and len(told) == 1
-    assert expected in told[0]
+    assert expected in refusal("evaluate", made, "--reference", made, *options, lines=without_progress)
 
 
 @pytest.mark.parametrize("content, expected", [
     (b"no archive", "cannot open"),
     (None, "expected arr_0"),
 ])
-def test_damaged_archives(kiln, tmp_path, content, expected):
+def test_damaged_archives(tmp_path, content, expected):
     path = tmp_path / "bad.npz"
     path.write_bytes(content) if content else np.savez(path, np.zeros((3, 4, 4, 3), np.float32))
-    result = kiln("evaluate", path, "--reference", path, "--net", "random")
-    assert result.returncode == 1 and expected in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert_refused(["evaluate", path, "--reference", path, "--net", "random"], expected)
 
 
 TRAIN = ["--model", "dit", "--hidden-size", "32", "--depth", "1", "--num-heads", "2", "--patch-size", "2", "--threads", "1",
@@ -191,20 +197,14 @@ TRAIN = ["--model", "dit", "--hidden-size", "32", "--depth", "1", "--num-heads",
 
 def test_in_training_and_of_runs(kiln, tmp_path):
     """--evaluate-every: a curve in the log, the same on two ranks as on one; kiln evaluate RUN; kiln report."""
-    data = tmp_path / "data"
-    for name in "ab":
-        folder = data / name
-        folder.mkdir(parents=True)
-        for i, image in enumerate(pictures(10, ord(name))):
-            Image.fromarray(image).save(folder / f"{i}.png")
+    data = two_classes(tmp_path / "data")
     events = {}
     for ranks in (1, 2):
         run = tmp_path / f"run{ranks}"
-        result = kiln("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "4", "--evaluate-every", "2",
-                      "--checkpoint-every", "2", "--evaluate-images", "12", "--evaluate-reference", data, "--nproc", str(ranks if ranks > 1 else 0))
-        assert result.returncode == 0, result.stderr
-        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        events[ranks] = [line for line in lines if line.get("event") == "evaluation"]
+        succeed("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "4", "--evaluate-every", "2",
+                "--checkpoint-every", "2", "--evaluate-images", "12", "--evaluate-reference", data,
+                "--nproc", str(ranks if ranks > 1 else 0))
+        events[ranks] = events_of(run, "evaluation")
         assert [line["step"] for line in events[ranks]] == [2, 4]
         report = (run / "report.html").read_text()
         assert "fd_random" in report and "feature_net.name" in report
@@ -212,21 +212,19 @@ def test_in_training_and_of_runs(kiln, tmp_path):
         assert one["stamp"] == two["stamp"]
         assert one["metrics"]["fd_random"] == pytest.approx(two["metrics"]["fd_random"], rel=1e-2)
     run = tmp_path / "run1"
-    result = kiln("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10",
-                  "--sampler", "flow_euler", "--num-sampling-steps", "2", "--random-labels", "--guidance-interval", "0.2:0.8")
-    assert result.returncode == 0, result.stderr
+    result = succeed("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10",
+                     "--sampler", "flow_euler", "--num-sampling-steps", "2", "--random-labels",
+                     "--guidance-interval", "0.2:0.8")
     protocol = json.loads(result.stdout)["protocol"]["samples"]
     assert protocol["label_sampling"] == "random" and protocol["guidance_interval"] == "0.2:0.8"
     (weights,) = (run / "checkpoints/step-00000004").glob("ema*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
-    result = kiln("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10", "--nproc", "2",
-                  "--num-sampling-steps", "2")
-    assert result.returncode == 0, result.stderr
+    result = succeed("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10",
+                     "--nproc", "2", "--num-sampling-steps", "2")
     assert "/step-00000002-" in json.loads(result.stdout)["subject"]["samples"]
     assert result.stderr.count("passed over, it is damaged") == 1, "one rank reads the weights to choose them, once"
     page = tmp_path / "both.html"
-    result = kiln("report", tmp_path / "run1", tmp_path / "run2", "--out", page)
-    assert result.returncode == 0, result.stderr
+    succeed("report", tmp_path / "run1", tmp_path / "run2", "--out", page)
     text = page.read_text()
     assert "run1" in text and "run2" in text and "Does not compare with the first table" in text
     judged = [row for table in parts_of(page, "table") if table["columns"][-1] == "step" for row in table["rows"]]
@@ -235,7 +233,7 @@ def test_in_training_and_of_runs(kiln, tmp_path):
 
 
 @pytest.mark.parametrize("net", matrix(["random"], ["inception"]))
-def test_the_plan_counts_evaluations(kiln, tmp_path, net):
+def test_the_plan_counts_evaluations(tmp_path, net):
     """The net's weights, the reference's statistics, a batch through the net and the metrics: as they are measured. Inception's weights
     are counted in test_protocol.py, too."""
     data = as_npz(tmp_path / "reference.npz", pictures(40, 1)[:, :8, :8])
@@ -247,20 +245,18 @@ def test_the_plan_counts_evaluations(kiln, tmp_path, net):
         del options[2:4]
     options = [*TRAIN, "--data", "synthetic", "--num-classes", "4", *options]
     run = tmp_path / "run"
-    result = kiln("train", *options, "--out", run, "--max-steps", "2", timeout=900)
-    assert result.returncode == 0, result.stderr
-    comparison = json.loads((run / "plan.json").read_text())
-    predicted, measured = comparison["predicted"], comparison["measured"]
+    succeed("train", *options, "--out", run, "--max-steps", "2", timeout=900)
+    predicted, measured = (read_plan(run)[side] for side in ("predicted", "measured"))
     assert measured["by_kind"]["feature net"] == predicted["by_kind"]["feature net"] > 0
     assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
     assert measured["by_phase"]["evaluation"] == pytest.approx(predicted["by_phase"]["evaluation"], rel=0.2)
-    without = json.loads(kiln("plan", *TRAIN, "--data", "synthetic", "--num-classes", "4", "--gpu", "A100-80G", "--json").stdout)
-    with_it = json.loads(kiln("plan", *options, "--gpu", "A100-80G", "--json").stdout)
+    without = read_json("plan", *TRAIN, "--data", "synthetic", "--num-classes", "4", "--gpu", "A100-80G")
+    with_it = read_json("plan", *options, "--gpu", "A100-80G")
     assert "evaluation" in with_it["predicted"]["by_phase"] and "evaluation" not in without["predicted"]["by_phase"]
     assert with_it["predicted"]["needed_bytes"] >= without["predicted"]["needed_bytes"]
 
 
-def test_guidance_interval_changes_pictures_where_it_guides(kiln, tmp_path):
+def test_guidance_interval_changes_pictures_where_it_guides(tmp_path):
     """All of the schedule is no interval; none of the steps in it is no guidance."""
     data = tmp_path / "data"
     for name in "ab":
@@ -269,14 +265,11 @@ def test_guidance_interval_changes_pictures_where_it_guides(kiln, tmp_path):
         for i, image in enumerate(pictures(4, ord(name))):
             Image.fromarray(image).save(folder / f"{i}.png")
     run = tmp_path / "run"
-    assert kiln("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "3", "--lr", "0.05", "--ema-decay", "0"
-                ).returncode == 0
+    succeed("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "3", "--lr", "0.05", "--ema-decay", "0")
 
     def draw(name, *options, count=4):
         out = tmp_path / name
-        result = kiln("sample", "--run", run, "--num-images", str(count), "--num-sampling-steps", "4", "--out", out,
-                      *options)
-        assert result.returncode == 0, result.stderr
+        succeed("sample", "--run", run, "--num-images", str(count), "--num-sampling-steps", "4", "--out", out, *options)
         # Pixels: the files also say how they were drawn.
         return [Image.open(path).tobytes() for path in sorted(out.glob("0*.png"))]
 
@@ -285,8 +278,7 @@ def test_guidance_interval_changes_pictures_where_it_guides(kiln, tmp_path):
     assert draw("all", "--cfg-scale", "4", "--guidance-interval", "0:1") == guided
     assert draw("none", "--cfg-scale", "4", "--guidance-interval", "0.001:0.002") == free
     assert draw("some", "--cfg-scale", "4", "--guidance-interval", "0.3:0.8") not in (guided, free)
-    refused = kiln("sample", "--run", run, "--out", tmp_path / "x", "--guidance-interval", "0.8:0.3")
-    assert refused.returncode == 1 and "0 <= LO < HI <= 1" in refused.stderr
+    assert_fails("0 <= LO < HI <= 1", "sample", "--run", run, "--out", tmp_path / "x", "--guidance-interval", "0.8:0.3")
     names = {}
     for seed in (1, 2):
         draw(f"labels{seed}", "--random-labels", "--seed", str(seed), count=16)

@@ -8,33 +8,17 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import matrix, program, run_command
-from interruptions import until_interrupted, wait_while_running
+from conftest import assert_fails, assert_refused, matrix, program, succeed
+from interruptions import killed_once, until_interrupted, wait_while_running
 from PIL import Image
+from pictures import noise_picture
+from run_files import losses
 from safetensors.numpy import load_file
 from test_images import center_crop, extract_pixels, names_of
 
 SIZE = 32
-
-
-@pytest.fixture(scope="module")
-def tiny_vae(tmp_path_factory):
-    """A small AutoencoderKL that halves its images, as a diffusers folder."""
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(0)
-    vae = AutoencoderKL(
-        block_out_channels=(32, 32),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=32,
-        sample_size=SIZE,
-        scaling_factor=0.3,
-    )
-    folder = tmp_path_factory.mktemp("vae")
-    vae.save_pretrained(folder)
-    return folder, vae
+TRAIN = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4,
+         "--image-size", SIZE, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
 
 
 def write_pictures(folder, count, broken=(), small=()):
@@ -43,7 +27,7 @@ def write_pictures(folder, count, broken=(), small=()):
         path = folder / f"class-{index % 3}" / f"{index:04}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         side = SIZE // 2 if index in small else SIZE + index % 5
-        Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(path)
+        noise_picture(rng, side, side).save(path)
         if index in broken:
             path.write_bytes(path.read_bytes()[:60])
 
@@ -57,11 +41,10 @@ def bytes_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_latents_are_those_of_diffusers(kiln, tiny_vae, tmp_path):
+def test_latents_are_those_of_diffusers(tiny_vae, tmp_path):
     folder, vae = tiny_vae
     write_pictures(tmp_path / "in", 11)
-    result = kiln(*arguments(tmp_path / "in", tmp_path / "out", folder, "--flip", "both", "--batch", 4))
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments(tmp_path / "in", tmp_path / "out", folder, "--flip", "both", "--batch", 4))
     info = json.loads((tmp_path / "out" / "store.json").read_text())
     assert (info["scaling_factor"], info["num_flips"], info["num_samples"]) == (0.3, 2, 11)
     store = load_file(tmp_path / "out" / info["shards"][0]["file"])
@@ -81,7 +64,7 @@ def test_latents_are_those_of_diffusers(kiln, tiny_vae, tmp_path):
             np.testing.assert_allclose(store["logvar"][index, flip], logvar, atol=2e-5, rtol=1e-4)
 
 
-def test_large_pictures_through_a_dc_ae(kiln, tmp_path):
+def test_large_pictures_through_a_dc_ae(tmp_path):
     """Sana's f32c32 at 1024 px, twice the side of a tile: by default it walks on meta to see whether a whole picture fits."""
     from diffusers import AutoencoderDC
 
@@ -100,9 +83,8 @@ def test_large_pictures_through_a_dc_ae(kiln, tmp_path):
     image.save(tmp_path / "in" / "0.png")
     stores = {}
     for name, more in {"auto": [], "off": ["--tiles", "off"], "512": ["--tiles", 512]}.items():
-        result = kiln("extract", "--data", tmp_path / "in", "--autoencoder", tmp_path / "dc-ae", "--image-size", side, "--out",
-                      tmp_path / name, *more)
-        assert result.returncode == 0, result.stderr
+        succeed("extract", "--data", tmp_path / "in", "--autoencoder", tmp_path / "dc-ae", "--image-size", side,
+                "--out", tmp_path / name, *more)
         info = json.loads((tmp_path / name / "store.json").read_text())
         stores[name] = load_file(tmp_path / name / info["shards"][0]["file"])["mean"][0, 0]
     with torch.no_grad():
@@ -115,19 +97,18 @@ def test_large_pictures_through_a_dc_ae(kiln, tmp_path):
 
 
 @pytest.mark.parametrize("seed", matrix([0], [1, 2]))
-def test_killed_and_continued_gives_the_same_bytes(kiln, tiny_vae, tmp_path, seed):
+def test_killed_and_continued_gives_the_same_bytes(tiny_vae, tmp_path, seed):
     """kill -9 at random moments, until a run ends by itself. Broken pictures in between, small shards."""
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 120, broken={0, 7, 8, 31, 119}, small={20, 44})
     more = (folder, "--batch", 7, "--shard-size", 9, "--device", "cpu")
-    whole = kiln(*arguments(tmp_path / "in", tmp_path / "whole", *more))
-    assert whole.returncode == 0, whole.stderr
+    whole = succeed(*arguments(tmp_path / "in", tmp_path / "whole", *more))
     assert "7 of 120 pictures are broken or smaller" in whole.stdout
 
     rng = np.random.default_rng(seed)
     cut = tmp_path / "cut"
     log = cut / "unfinished-shard.log"
-    command = [program("kiln"), *arguments(tmp_path / "in", cut, *more)]
+    command = arguments(tmp_path / "in", cut, *more)
 
     def killed():
         """Once the log, which grows with every batch and begins again with every shard, has changed some times."""
@@ -139,19 +120,14 @@ def test_killed_and_continued_gives_the_same_bytes(kiln, tiny_vae, tmp_path, see
                 sizes.append(size)
             return len(sizes) > times
 
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        interrupted = wait_while_running(process, lambda times=rng.integers(1, 4): has_changed(times))
-        process.kill()
-        return process.wait() == -signal.SIGKILL and interrupted
+        return killed_once(lambda times=rng.integers(1, 4): has_changed(times), [program("kiln"), *command])
 
     def killed_often(_):
         shutil.rmtree(cut, ignore_errors=True)
         return all(killed() for _ in range(3))
 
     until_interrupted(killed_often)
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
-    assert "7 of 120 pictures are broken or smaller" in result.stdout
+    assert "7 of 120 pictures are broken or smaller" in succeed(*command).stdout
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 
@@ -174,15 +150,13 @@ def test_sigint_ends_cleanly_and_the_same_command_continues(kiln, tiny_vae, tmp_
     assert not json.loads((tmp_path / "cut" / "store.json").read_text())["complete"]
     again = kiln(*command[1:])
     assert "going on behind them" in again.stderr
-    whole = kiln(*arguments(tmp_path / "in", tmp_path / "whole", folder, "--batch", 2))
-    assert whole.returncode == 0, whole.stderr
+    succeed(*arguments(tmp_path / "in", tmp_path / "whole", folder, "--batch", 2))
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
 def test_broken_pictures_are_named_and_counted_or_refused(kiln, tmp_path):
     write_pictures(tmp_path / "in", 12, broken={4}, small={7})
-    result = kiln(*arguments(tmp_path / "in", tmp_path / "out"))
-    assert result.returncode == 0
+    result = succeed(*arguments(tmp_path / "in", tmp_path / "out"))
     assert "skipped: cannot decode" in result.stderr and "class-1/0004.png" in result.stderr
     assert "class-1/0007.png is too small: 16 x 16, expected at least 32" in result.stderr
     assert "2 of 12 pictures are broken or smaller than 32 pixels" in result.stdout
@@ -195,20 +169,19 @@ def test_broken_pictures_are_named_and_counted_or_refused(kiln, tmp_path):
     assert strict.stderr.strip().splitlines()[-1].endswith("(--strict)") and "0004.png" in strict.stderr
 
 
-def test_small_pictures_are_enlarged_as_dit_does(kiln, tmp_path):
+def test_small_pictures_are_enlarged_as_dit_does(tmp_path):
     """ImageNet has many below 256 pixels: DiT's transform enlarges them, and they belong to its data."""
     (tmp_path / "in").mkdir()
     rng = np.random.default_rng(3)
     pictures = {}
     for index, (height, width) in enumerate([(SIZE, SIZE), (9, 9), (SIZE - 1, 3 * SIZE), (40, 17), (SIZE + 3, SIZE - 9)]):
-        pictures[f"{index}.png"] = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        pictures[f"{index}.png"] = noise_picture(rng, height, width)
         pictures[f"{index}.png"].save(tmp_path / "in" / f"{index}.png")
-    pixels = extract_pixels(kiln, tmp_path / "in", tmp_path / "out", SIZE, "--enlarge")
+    pixels = extract_pixels(tmp_path / "in", tmp_path / "out", SIZE, "--enlarge")
     assert pixels.keys() == pictures.keys()
     for name, picture in pictures.items():
         np.testing.assert_array_equal(pixels[name], center_crop(picture, SIZE))
-    refused = kiln(*arguments(tmp_path / "in", tmp_path / "out"))
-    assert refused.returncode != 0 and "source enlarge (on there, off asked for)" in refused.stderr
+    assert_fails("source enlarge (on there, off asked for)", *arguments(tmp_path / "in", tmp_path / "out"), code=None)
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -222,45 +195,37 @@ def test_pictures_of_which_none_can_be_used_leave_nothing(kiln, tmp_path, ranks)
     assert not (tmp_path / "out").exists()
     smaller = arguments(tmp_path / "in", tmp_path / "out", "pixels", *more)
     smaller[smaller.index("--image-size") + 1] = str(SIZE // 2)
-    assert kiln(*smaller).returncode == 0
+    succeed(*smaller)
 
 
 def test_other_settings_and_other_pictures_are_refused(kiln, tiny_vae, tmp_path):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 6)
     out = tmp_path / "out"
-    assert kiln(*arguments(tmp_path / "in", out)).returncode == 0
+    succeed(*arguments(tmp_path / "in", out))
     before = bytes_of(out)
-    done = kiln(*arguments(tmp_path / "in", out))
-    assert done.returncode == 0 and "complete with 6 samples" in done.stdout
+    done = succeed(*arguments(tmp_path / "in", out))
+    assert "complete with 6 samples" in done.stdout
     for more in (("pixels", "--flip", "both"), ("pixels", "--dtype", "bf16"), (folder,)):
-        refused = kiln(*arguments(tmp_path / "in", out, *more))
-        assert refused.returncode != 0
-        assert "store of other settings" in refused.stderr and len(refused.stderr.strip().splitlines()) == 1
+        assert_refused(arguments(tmp_path / "in", out, *more), "store of other settings", code=None)
     write_pictures(tmp_path / "in", 7)
     assert "images_xxh3" in kiln(*arguments(tmp_path / "in", out)).stderr
     assert bytes_of(out) == before
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"--data": "nowhere"}, "expected a folder of images or a .tar, got nothing"),
-        ({"--image-size": "33"}, "multiple of 2, got 33"),
-        ({"--flip": "left"}, "--flip: expected none or both, got left"),
-        ({"--dtype": "int8"}, "int8"),
-        ({"--autoencoder": "nowhere"}, "nowhere does not exist"),
-        ({"--shard-size": "0"}, "--shard-size"),
-    ],
-)
-def test_impossible_options_leave_nothing_behind(kiln, tiny_vae, tmp_path, change, message):
+@pytest.mark.parametrize("change, message", [
+    ({"--data": "nowhere"}, "expected a folder of images or a .tar, got nothing"),
+    ({"--image-size": "33"}, "multiple of 2, got 33"),
+    ({"--flip": "left"}, "--flip: expected none or both, got left"),
+    ({"--dtype": "int8"}, "int8"),
+    ({"--autoencoder": "nowhere"}, "nowhere does not exist"),
+    ({"--shard-size": "0"}, "--shard-size"),
+])
+def test_impossible_options_leave_nothing_behind(tiny_vae, tmp_path, change, message):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 2)
     options = {"--data": tmp_path / "in", "--autoencoder": folder, "--image-size": 32, "--out": tmp_path / "out"}
-    options |= change
-    result = kiln("extract", *(part for pair in options.items() for part in pair))
-    assert result.returncode != 0
-    assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert_refused(["extract", *sum((options | change).items(), ())], message, code=None)
     assert not (tmp_path / "out").exists()
 
 
@@ -284,44 +249,36 @@ def test_processes_cannot_overwrite_each_other(kiln, tiny_vae, tmp_path):
     until_interrupted(refused, tries=5)
 
 
-def test_training_on_images_is_training_on_their_store(kiln, tiny_vae, tmp_path):
+def test_training_on_images_is_training_on_their_store(tiny_vae, tmp_path):
     """The same order and draws: with pixels the same bits, with an autoencoder the same up to rounding."""
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 10)
     for autoencoder, tolerance in (("pixels", 0), (folder, 1e-4)):
-        losses = []
+        found = []
         name = "pixels" if autoencoder == "pixels" else "kl"
         out = tmp_path / f"store-{name}"
-        assert kiln(*arguments(tmp_path / "in", out, autoencoder, "--flip", "both")).returncode == 0
+        succeed(*arguments(tmp_path / "in", out, autoencoder, "--flip", "both"))
         for data in (tmp_path / "in", out):
             run = tmp_path / f"run-{name}-{data.name}"
-            options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2]
-            options += ["--patch-size", 4, "--data", data, "--autoencoder", autoencoder, "--image-size", SIZE]
-            options += ["--out", run, "--max-steps", 4, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
-            result = kiln(*options)
-            assert result.returncode == 0, result.stderr
-            lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-            losses.append([line["loss"] for line in lines if "loss" in line])
-        assert len(losses[0]) == 4
-        np.testing.assert_allclose(losses[0], losses[1], rtol=tolerance)
+            succeed(*TRAIN, "--data", data, "--autoencoder", autoencoder, "--out", run, "--max-steps", 4)
+            found.append(losses(run))
+        assert len(found[0]) == 4
+        np.testing.assert_allclose(found[0], found[1], rtol=tolerance)
 
 
-def test_training_on_small_images_enlarges_them_when_asked(kiln, tmp_path):
+def test_training_on_small_images_enlarges_them_when_asked(tmp_path):
     """fast-DiT's recipe without a store, on pictures as ImageNet's are: as training on their store."""
     write_pictures(tmp_path / "in", 6, small={3})
-    options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4]
-    options += ["--image-size", SIZE, "--max-steps", 2, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
-    without = kiln(*options, "--data", tmp_path / "in", "--autoencoder", "pixels", "--out", tmp_path / "without")
-    assert without.returncode == 0 and "0003.png is too small" in without.stderr and "--enlarge" in without.stderr
+    options = [*TRAIN, "--max-steps", 2]
+    without = succeed(*options, "--data", tmp_path / "in", "--autoencoder", "pixels", "--out", tmp_path / "without")
+    assert "0003.png is too small" in without.stderr and "--enlarge" in without.stderr
     assert "5 samples" in without.stdout
     store = arguments(tmp_path / "in", tmp_path / "store", "pixels", "--enlarge")
-    assert kiln(*store).returncode == 0
-    losses = []
+    succeed(*store)
+    found = []
     for data, more in [(tmp_path / "in", ["--autoencoder", "pixels", "--enlarge"]), (tmp_path / "store", [])]:
         run = tmp_path / f"run-{data.name}"
-        result = kiln(*options, "--data", data, "--out", run, *more)
-        assert result.returncode == 0, result.stderr
+        result = succeed(*options, "--data", data, "--out", run, *more)
         assert "6 samples: 1.0 steps an epoch, 2.0 epochs in 2 steps" in result.stdout
-        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        losses.append([line["loss"] for line in lines if "loss" in line])
-    assert len(losses[0]) == 2 and losses[0] == losses[1]
+        found.append(losses(run))
+    assert len(found[0]) == 2 and found[0] == found[1]

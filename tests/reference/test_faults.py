@@ -5,7 +5,6 @@ and that offloads nothing. Before a kill all ranks are stopped, so that the mome
 `-s` prints each kill."""
 
 import itertools
-import json
 import os
 import random
 import re
@@ -17,10 +16,11 @@ from pathlib import Path
 
 import pytest
 from conftest import FULL
-from test_checkpoints import assert_no_leftovers, tensors
-from test_ranks import ENDLESS, command, free_port, losses, train
+from interruptions import PATIENCE_S, wait_until
+from run_files import assert_no_leftovers, log_lines, losses
+from run_files import saved as saved_files
+from test_ranks import ENDLESS, command, environment_of_ranks, train
 
-PATIENCE_S = 120  # for what has to come; nothing is measured by it
 MOST_ATTEMPTS = 12  # of a kill in a reduction: which collective the ranks are in is seen only afterwards
 LEAST_WRITE = 1 << 15  # bytes at once: more than the log and a checkpoint's small files
 SAVED_EVERY = 10  # steps of the uninterrupted run
@@ -46,13 +46,6 @@ def moments_of(division):
     return moments
 
 
-def wait_until(condition, pause_s=0.001):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(pause_s)
-    return result
-
 
 def state_of(pid):
     """Of its main thread: S sleeping, T stopped, Z dead."""
@@ -71,14 +64,12 @@ def written_by(pid):
     return int(found[1]) if found else 0
 
 
-def log_lines(out):
-    path = out / "log.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []  # a torn last line has no end
-    return [json.loads(line) for line in lines]
+def lines_so_far(out):
+    return log_lines(out, killed=True) if (out / "log.jsonl").exists() else []
 
 
 def num_resumes(out):
-    return sum(line.get("event") == "resume" for line in log_lines(out))
+    return sum(line.get("event") == "resume" for line in lines_so_far(out))
 
 
 def newest_step(out):
@@ -97,20 +88,17 @@ class Ranks:
         self.out, self.resumes = out, num_resumes(out) + (newest_step(out) > 0)
         self.saved = newest_step(out)
         arguments = command(out, ENDLESS, *more, "--nvme-path", out.parent, "--keep-checkpoints", 2, *options)
-        port = free_port()
-        environments = [{"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world_size,
-                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(world_size)]
         self.messages = [out.parent / f"{out.name}.stderr-{rank}" for rank in range(world_size)]
         self.processes = []
-        for environment, path in zip(environments, self.messages):
+        for environment, path in zip(environment_of_ranks(world_size), self.messages):
             with path.open("w") as file:
-                self.processes.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=file, env=os.environ | {
-                    name: str(value) for name, value in environment.items()}))
+                self.processes.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=file,
+                                                       env=os.environ | environment))
 
     def steps(self):
         """That these processes have logged."""
         assert all(process.poll() is None for process in self.processes), self.said()
-        lines = log_lines(self.out)
+        lines = lines_so_far(self.out)
         resumed = [i for i, line in enumerate(lines) if line.get("event") == "resume"]
         if len(resumed) < self.resumes:
             return 0
@@ -193,7 +181,7 @@ def strike(out, division, moment, victims, chance):
     arrive = {"save": arrive_in_save, "NVMe write": arrive_in_write}.get(moment, arrive_in_collective)
     try:
         least = chance.randrange(1, 8)
-        wait_until(lambda: ranks.steps() >= least and newest_step(out) > 0)
+        wait_until(lambda: ranks.steps() >= least and newest_step(out) > 0, 0.001)
         time.sleep(chance.uniform(0, 0.02))
         arrived = arrive(ranks, victims[0], chance)
         for victim in victims:
@@ -223,8 +211,7 @@ class Uninterrupted:
         if have < steps:
             have = max(60, 2 * steps)
             out = self.folder / f"{len(list(self.folder.iterdir()))}"
-            result = train(out, have, "--nproc", ranks, *options[:2], "--checkpoint-every", SAVED_EVERY)
-            assert result.returncode == 0, result.stderr
+            train(out, have, "--nproc", ranks, *options[:2], "--checkpoint-every", SAVED_EVERY)
             self.runs[division] = (have, out)
         return out
 
@@ -246,12 +233,11 @@ def kill_and_resume(out, division, strikes, uninterrupted, chance):
         else:
             pytest.fail(f"none of {MOST_ATTEMPTS} kills was in a reduction")
     saved = newest_step(out)
-    steps = (max(saved, *(line["step"] for line in log_lines(out))) // SAVED_EVERY + 1) * SAVED_EVERY
+    steps = (max(saved, *(line["step"] for line in lines_so_far(out))) // SAVED_EVERY + 1) * SAVED_EVERY
     result = train(out, steps, "--nproc", world_size, *options, "--nvme-path", out.parent)
-    assert result.returncode == 0, result.stderr
     assert f"from step {saved} " in result.stdout
     expected = uninterrupted.of(division, steps)
-    assert tensors(out, steps) == tensors(expected, steps)
+    assert saved_files(out, steps) == saved_files(expected, steps)
     assert losses(out) == losses(expected)[:steps]
     assert_no_leftovers(out)
     assert not list(out.parent.glob(".kiln-state-*"))

@@ -52,6 +52,11 @@ def pictures(height, width, count=2, seed=1):
                          dtype=torch.uint8)
 
 
+def inception(conformance, weights, image, resize="tf1", **more):
+    return conformance("forward", model="inception", config={"resize": resize}, weights=weights,
+                       inputs={"image": image}, **more)
+
+
 @pytest.mark.parametrize("height, width", [(64, 64), (340, 310)])
 def test_inception_equals_torch_fidelity(conformance, weights_file, height, width):
     image = pictures(height, width)
@@ -63,8 +68,7 @@ def test_inception_equals_torch_fidelity(conformance, weights_file, height, widt
         (pool3, unbiased), logits = net(image)[:2], None
         net.features_list = ["logits"]
         (logits,) = net(image)
-    outputs = conformance("forward", model="inception", config={"resize": "tf1"}, weights=weights_file,
-                          inputs={"image": image})
+    outputs = inception(conformance, weights_file, image)
     assert_close(outputs["pool3"], pool3, INCEPTION)
     assert_close(outputs["logits_unbiased"], unbiased, INCEPTION)
     assert_close(outputs["logits"], logits, INCEPTION)
@@ -81,11 +85,9 @@ def test_inception_equals_pytorch_fid(conformance, monkeypatch, inception_weight
     image = pictures(80, 96)
     with torch.no_grad():
         want = net(image / 255)[0].flatten(1)
-    outputs = conformance("forward", model="inception", config={"resize": "torch"}, weights=weights_file,
-                          inputs={"image": image})
+    outputs = inception(conformance, weights_file, image, "torch")
     assert_close(outputs["pool3"], want, INCEPTION)
-    tf1 = conformance("forward", model="inception", config={"resize": "tf1"}, weights=weights_file,
-                      inputs={"image": image})
+    tf1 = inception(conformance, weights_file, image)
     assert violation(tf1["pool3"], want, 1e-2) > 1, "the two preprocessings are told apart"
 
 
@@ -128,19 +130,14 @@ def test_the_graph_of_tensorflow_gives_the_same(conformance, inception_weights, 
         else:
             graph[f"{tf_unit(unit)}/batchnorm/{norms[name]}"] = value
     assert len(graph) == len(inception_weights), "two units share a name"
-    inputs = {"image": pictures(32, 32, count=1)}
-    config = {"resize": "tf1"}
-    want = conformance("forward", model="inception", config=config, weights=weights_file, inputs=inputs)
-    got = conformance("forward", model="inception", config=config, weights=graph, inputs=inputs)
+    want, got = (inception(conformance, weights, pictures(32, 32, count=1)) for weights in (weights_file, graph))
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 def test_files_with_counters_and_auxiliary_classifier(conformance, inception_weights, weights_file):
     more = {"Conv2d_1a_3x3.bn.num_batches_tracked": torch.tensor(3), "AuxLogits.conv0.bn.weight": torch.ones(128)}
-    inputs = {"image": pictures(32, 32, count=1)}
-    want = conformance("forward", model="inception", config={"resize": "torch"}, weights=weights_file, inputs=inputs)
-    got = conformance("forward", model="inception", config={"resize": "torch"}, weights=inception_weights | more,
-                      inputs=inputs)
+    want, got = (inception(conformance, weights, pictures(32, 32, count=1), "torch")
+                 for weights in (weights_file, inception_weights | more))
     assert torch.equal(got["logits"], want["logits"])
 
 
@@ -151,14 +148,12 @@ def test_files_with_counters_and_auxiliary_classifier(conformance, inception_wei
 ])
 def test_bad_inception_input(conformance, inception_weights, change, config, expected):
     weights = {key: value for key, value in (inception_weights | change).items() if value is not None}
-    message = conformance("forward", model="inception", config=config, weights=weights,
-                          inputs={"image": pictures(32, 32)}, expect_error=True)
-    assert expected in message
+    assert expected in conformance("forward", model="inception", config=config, weights=weights,
+                                   inputs={"image": pictures(32, 32)}, expect_error=True)
 
 
 def test_pictures_must_be_bytes(conformance, weights_file):
-    message = conformance("forward", model="inception", config={"resize": "tf1"}, weights=weights_file,
-                          inputs={"image": torch.zeros(1, 3, 8, 8)}, expect_error=True)
+    message = inception(conformance, weights_file, torch.zeros(1, 3, 8, 8), expect_error=True)
     assert "(B, 3, H, W) of U8" in message
 
 
@@ -252,6 +247,6 @@ def test_dinov2_in_bf16_is_close(conformance):
 ])
 def test_bad_dinov2_configs(conformance, change, expected):
     config, model = dinov2_of("plain")
-    message = conformance("forward", model="dinov2", config=config | change, weights=published(model.state_dict()),
-                          inputs={"image": torch.zeros(1, 3, 70, 70)}, expect_error=True)
-    assert expected in message
+    assert expected in conformance("forward", model="dinov2", config=config | change,
+                                   weights=published(model.state_dict()), inputs={"image": torch.zeros(1, 3, 70, 70)},
+                                   expect_error=True)

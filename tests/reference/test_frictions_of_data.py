@@ -1,14 +1,17 @@
 """What stopped new users around data: pictures that are not taken, broken ones, and stores and pictures that were exchanged
 under a run."""
 
+import functools
 import json
 import re
 import shutil
 
+import conftest
 import numpy as np
 import pytest
-from conftest import complaints, run_program, succeed
-from PIL import Image
+from conftest import complaints, succeed
+from pictures import noise_picture
+from run_files import checkpoint, saved, step_lines
 
 SIZE = 32
 MODEL = ["--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4, "--num-classes", 3]
@@ -16,17 +19,12 @@ OPTIONS = ["--image-size", SIZE, "--global-batch", 5, "--log-every", 1, "--devic
            "--ema-decay", 0.5, "--no-preflight", "--no-tensorboard"]
 
 
-def refusal(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode != 0, result.stdout
-    (line,) = complaints(result.stderr)
-    return line
+refusal = functools.partial(conftest.refusal, code=None, lines=complaints)
 
 
 def picture(path, seed, size=(SIZE, SIZE)):
     path.parent.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
+    noise_picture(np.random.default_rng(seed), *size).save(path)
     return path
 
 
@@ -41,18 +39,25 @@ def write_pictures(folder, count, cut=(), headless=()):
     return folder
 
 
-def train(out, data, steps, *more):
+def command(out, data, steps, *more):
     pixels = [] if (data / "store.json").exists() else ["--autoencoder", "pixels"]
-    return succeed("train", *MODEL, *OPTIONS, "--data", data, *pixels, "--max-steps", steps, *more, "--out", out)
+    return ["train", *MODEL, *OPTIONS, "--data", data, *pixels, "--max-steps", steps, *more, "--out", out]
+
+
+def train(*arguments):
+    return succeed(*command(*arguments))
+
+
+def extract(data, out, *more):
+    return succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, *more, "--out", out)
 
 
 def losses(out):
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+    return {line["step"]: line["loss"] for line in step_lines(out)}
 
 
 def weights(out, step):
-    return (out / f"checkpoints/step-{step:08}/model.safetensors").read_bytes()
+    return saved(out, step, "model.safetensors")
 
 
 def skipped(folder):
@@ -66,7 +71,7 @@ def test_friction_23_pictures_without_a_line_and_wrong_keys_are_counted_and_name
         picture(data / f"{index}.png", index)
     (data / "late.gif").write_bytes(b"GIF89a")
     (data / "metadata.jsonl").write_text("".join(json.dumps({"file_name": f"{i}.png"} | line) + "\n" for i, line in enumerate(lines)))
-    extracted = succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", tmp_path / "store")
+    extracted = extract(data, tmp_path / "store")
     trained = succeed("train", "--model", "dit", *MODEL[2:-2], *OPTIONS, "--data", data, "--autoencoder", "pixels",
                       "--max-steps", 1, "--out", tmp_path / "run")
     for said in (extracted.stderr, trained.stderr):
@@ -80,16 +85,14 @@ def test_friction_23_pictures_without_a_line_and_wrong_keys_are_counted_and_name
 def test_friction_25_image_folder_says_that_it_leaves_out_gif(tmp_path):
     data = write_pictures(tmp_path / "data", 6)
     (data / "class-1" / "moving.gif").write_bytes(b"GIF89a")
-    said = succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", tmp_path / "store").stderr
+    said = extract(data, tmp_path / "store").stderr
     assert "1 .gif" in said and "moving.gif" in said
 
 
 def test_friction_25_skipped_pictures_and_reasons_are_recorded(tmp_path):
     data = write_pictures(tmp_path / "data", 14, cut=(4,), headless=(9,))
-    command = ["extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--batch", 2]
-    said = succeed(*command, "--out", tmp_path / "one").stdout
-    assert "skipped.jsonl of" in said
-    succeed(*command, "--out", tmp_path / "two", "--nproc", 2)
+    assert "skipped.jsonl of" in extract(data, tmp_path / "one", "--batch", 2).stdout
+    extract(data, tmp_path / "two", "--batch", 2, "--nproc", 2)
     for out in (tmp_path / "one", tmp_path / "two"):
         found = skipped(out)
         assert set(found) == {"class-1/004.png", "class-0/009.png"} and "004.png" in found["class-1/004.png"]
@@ -104,7 +107,7 @@ def test_friction_24_what_headers_show_is_known_before_the_first_step(tmp_path):
     said = train(tmp_path / "run", data, 4).stderr
     assert "3 of the 15 pictures in" in said and "--enlarge" in said
     assert set(skipped(tmp_path / "run")) == {"class-2/002.png", "class-0/009.png", "class-0/small.png"}
-    succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", tmp_path / "store")
+    extract(data, tmp_path / "store")
     train(tmp_path / "stored", tmp_path / "store", 4)
     assert losses(tmp_path / "run") == losses(tmp_path / "stored")
 
@@ -164,7 +167,7 @@ def test_friction_24_a_folder_that_is_repaired_after_a_crash_resumes(with_cut_pi
     said = train(tmp_path / "run", folder, 8, *options).stderr
     assert said.count("skipped: ") == 2 and len(skipped(tmp_path / "run")) == 3
     for step in range(2, 9):
-        shutil.rmtree(tmp_path / f"run/checkpoints/step-{step:08}")
+        shutil.rmtree(checkpoint(tmp_path / "run", step))
     picture(folder / "class-1/004.png", 4)
     (folder / "class-2/011.png").unlink()
     assert "resuming" in train(tmp_path / "run", folder, 9, *options).stdout
@@ -185,7 +188,7 @@ def test_friction_24_broken_pictures_of_validation_are_named_and_recorded(tmp_pa
     exchanged = picture(tmp_path / "other.png", 77).read_bytes()
     path = held_out / "class-0" / "003.png"
     path.write_bytes(exchanged[: path.stat().st_size].ljust(path.stat().st_size, b"\0"))
-    line = refusal("train", *MODEL, *OPTIONS, "--data", data, "--autoencoder", "pixels", "--max-steps", 6, *options, "--out", tmp_path / "run")
+    line = refusal(*command(tmp_path / "run", data, 6, *options))
     assert "003.png has changed since this run read it first" in line
 
 
@@ -202,14 +205,15 @@ def test_friction_25_append_keeps_the_lanes_of_the_store(tmp_path):
     data, store = tmp_path / "data", tmp_path / "store"
     for index in range(8):
         picture(data / f"a{index}.png", index, (48, 96) if index % 2 else (64, 64))
-    command = ["extract", "--data", data, "--autoencoder", "pixels", "--buckets", "64x64,48x96,56x80", "--bucket-min", 3, "--out", store]
-    succeed(*command)
+    extraction = ["extract", "--data", data, "--autoencoder", "pixels", "--buckets", "64x64,48x96,56x80",
+                  "--bucket-min", 3, "--out", store]
+    succeed(*extraction)
     lanes = json.loads((store / "store.json").read_text())["lanes"]
     assert [(lane["height"], lane["width"]) for lane in lanes] == [(64, 64), (48, 96)]
     picture(data / "b0.png", 50, (48, 96))
     picture(data / "b1.png", 51, (56, 80))
     picture(data / "b2.png", 52, (56, 82))
-    succeed(*command, "--append", "--enlarge")
+    succeed(*extraction, "--append", "--enlarge")
     added = json.loads((store / "appended-00001" / "store.json").read_text())["lanes"]
     assert all(lane in lanes for lane in added), added
     inspected = succeed("store", "inspect", store).stdout
@@ -224,15 +228,15 @@ def test_hardening_high_2_pictures_exchanged_under_a_run_are_named(tmp_path):
     content = bytearray(path.read_bytes())
     # Another picture whose file has the same size: one byte of its compressed pixels and its checksums.
     other = picture(tmp_path / "other.png", 99).read_bytes()
-    command = ["train", *MODEL, *OPTIONS, "--data", copied, "--autoencoder", "pixels", "--out", tmp_path / "run", "--max-steps"]
+    again = command(tmp_path / "run", copied, 6)
     path.write_bytes(other[: len(content)].ljust(len(content), b"\0"))
-    line = refusal(*command, 6)
+    line = refusal(*again)
     assert "004.png has changed since this run read it first" in line and "--continue-with" in line
     path.write_bytes(other + b"\0" * 7)
-    line = refusal(*command, 6)
+    line = refusal(*again)
     assert "other data" in line and "004.png is new or has another size" in line and "--continue-with" in line
     path.write_bytes(content)
-    assert "resuming" in succeed(*command, 6).stdout
+    assert "resuming" in succeed(*again).stdout
 
 
 def test_hardening_high_2_a_run_of_an_earlier_version_resumes(tmp_path):
@@ -241,11 +245,11 @@ def test_hardening_high_2_a_run_of_an_earlier_version_resumes(tmp_path):
     train(tmp_path / "run", data, 3)
     for record in (tmp_path / "run").glob("pictures-*.xxh3"):
         record.unlink()
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003" / "train_state.json"
-    state = json.loads(checkpoint.read_text())
+    path = checkpoint(tmp_path / "run", 3) / "train_state.json"
+    state = json.loads(path.read_text())
     del state["xxh3"]
     state["config"]["data"] = re.sub(" of sizes [0-9a-f]{16}", "", state["config"]["data"])
-    checkpoint.write_text(json.dumps(state))
+    path.write_text(json.dumps(state))
     result = train(tmp_path / "run", data, 6)
     assert "an earlier version began" in result.stderr
     assert weights(tmp_path / "run", 6) == weights(tmp_path / "whole", 6)
@@ -253,14 +257,14 @@ def test_hardening_high_2_a_run_of_an_earlier_version_resumes(tmp_path):
 
 def test_hardening_high_2_exchanged_labels_are_named(tmp_path):
     data = write_pictures(tmp_path / "data", 12)
-    succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", tmp_path / "store")
+    extract(data, tmp_path / "store")
     train(tmp_path / "run", tmp_path / "store", 2)
     shard = tmp_path / "store" / "shard-00000.safetensors"
     content = shard.read_bytes()
     labels = np.repeat(np.arange(3, dtype=np.int64), 4).tobytes()
     assert content.count(labels) == 1
     shard.write_bytes(content.replace(labels, np.repeat(np.arange(3, dtype=np.int64)[::-1], 4).tobytes()))
-    line = refusal("train", *MODEL, *OPTIONS, "--data", tmp_path / "store", "--out", tmp_path / "run", "--max-steps", 4)
+    line = refusal(*command(tmp_path / "run", tmp_path / "store", 4))
     assert "shard-00000.safetensors is not the shard that store.json names" in line
     assert "checksum" in refusal("store", "verify", tmp_path / "store")
 

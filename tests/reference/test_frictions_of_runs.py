@@ -1,14 +1,15 @@
 """What stopped new users around runs: resuming one, starting from one, reporting one, and folders and weights that are
 something else."""
 
-import json
 import re
 import shutil
 
+import conftest
 import pytest
 from browser import parts_of
-from conftest import complaints, run_program, succeed
+from conftest import complaints, succeed
 from pipelines import text_encoder, tiny_kl
+from run_files import checkpoint, read_config, step_lines, weights_of
 
 DIT = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4]
 OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 4, "--threads", 1, "--peak-tflops", 1, "--log-every", 3,
@@ -20,16 +21,9 @@ def train(out, steps, *more):
 
 
 def refusal(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode == 1, result.stdout
-    (line,) = complaints(result.stderr)
+    line = conftest.refusal(*arguments, lines=complaints)
     assert len(line) < 400
     return line
-
-
-def weights(out, step):
-    folder = out / f"checkpoints/step-{step:08}"
-    return [(folder / name).read_bytes() for name in ("model.safetensors", "ema.safetensors")]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +37,7 @@ def test_train_out_alone_resumes(run, tmp_path):
     train(tmp_path / "cut", 2)
     moved = (tmp_path / "cut").rename(tmp_path / "moved")
     result = succeed("train", "--out", moved, "--max-steps", 4)
-    assert "resuming" in result.stdout and weights(moved, 4) == weights(run, 4)
+    assert "resuming" in result.stdout and weights_of(moved, 4) == weights_of(run, 4)
     assert "finished after step 4" in succeed("train", "--out", moved).stdout
     assert "--data" in refusal("train", "--out", tmp_path / "nothing")
 
@@ -60,10 +54,10 @@ def test_weights_of_a_run_are_its_newest(run, tmp_path):
     base = tmp_path / "base"
     train(base, 3)
     said = train(tmp_path / "a", 2, "--weights", base).stderr
-    newest = base / "checkpoints/step-00000003/ema.safetensors"
+    newest = checkpoint(base, 3) / "ema.safetensors"
     assert f"--weights {base} is read as {newest}" in said
     train(tmp_path / "b", 2, "--weights", newest)
-    assert weights(tmp_path / "a", 2) == weights(tmp_path / "b", 2)
+    assert weights_of(tmp_path / "a", 2) == weights_of(tmp_path / "b", 2)
     train(base, 4)
     assert "resuming" in train(tmp_path / "a", 3, "--weights", base).stdout
     train(tmp_path / "lora", 1, "--weights", base, "--lora-rank", 2)
@@ -73,7 +67,7 @@ def test_weights_of_a_run_are_its_newest(run, tmp_path):
 
 def test_a_run_of_four_steps_is_a_run_to_report(run, tmp_path):
     """The last step has a line though it is no multiple of --log-every, and the rows compare it."""
-    assert [line["step"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if "loss" in line] == [3, 4]
+    assert [line["step"] for line in step_lines(run)] == [3, 4]
     train(tmp_path / "other", 1, "--lr", 3e-4)
     succeed("report", run, tmp_path / "other", "--out", tmp_path / "page.html")
     (options,) = [table for table in parts_of(tmp_path / "page.html", "table") if table["columns"][0] == "option"]
@@ -82,7 +76,7 @@ def test_a_run_of_four_steps_is_a_run_to_report(run, tmp_path):
 
 
 def test_weights_of_another_family_are_named(run, tmp_path):
-    file = run / "checkpoints/step-00000004/model.safetensors"
+    file = checkpoint(run, 4) / "model.safetensors"
     line = refusal("train", "--model", "pixart", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, *OPTIONS, "--weights", file,
                    "--out", tmp_path / "run")
     assert f"--weights {file} are of dit, not of --model pixart: give --model dit" in line
@@ -99,7 +93,7 @@ def test_another_piece_of_a_pipeline_is_named(tmp_path):
 
 
 def test_weights_of_another_depth_are_named_in_a_line_that_can_be_read(run, tmp_path):
-    file = run / "checkpoints/step-00000004/model.safetensors"
+    file = checkpoint(run, 4) / "model.safetensors"
     line = refusal("train", *[6 if option == 2 else option for option in DIT], *OPTIONS, "--weights", file, "--out", tmp_path / "run")
     assert "missing keys: blocks.2." in line and re.search(r" and \d\d more", line)
 
@@ -114,8 +108,7 @@ def test_folders_of_the_wrong_kind_are_named(run, tmp_path):
 def test_an_adapter_goes_on_where_its_base_has_moved(run, tmp_path):
     """The base is compared by its content, and found beside the run."""
     base, out = tmp_path / "base.safetensors", tmp_path / "lora/run"
-    checkpoint = run / "checkpoints/step-00000004"
-    shutil.copy(checkpoint / "model.safetensors", base)
+    shutil.copy(checkpoint(run, 4) / "model.safetensors", base)
     train(out, 1, "--weights", base, "--lora-rank", 2)
     moved = base.rename(tmp_path / "moved.safetensors")
     assert f"{base}, which is not there: say where it is with --weights" in refusal("train", "--out", out, "--max-steps", 2)
@@ -124,7 +117,7 @@ def test_an_adapter_goes_on_where_its_base_has_moved(run, tmp_path):
     result = succeed("train", "--out", out, "--max-steps", 3)
     assert "resuming" in result.stdout and f"is read as {beside}" in result.stderr
     assert "resuming" in train(out, 4, "--weights", beside, "--lora-rank", 2).stdout
-    other = checkpoint / "ema.safetensors"
+    other = checkpoint(run, 4) / "ema.safetensors"
     assert "an adapter of other weights" in refusal("train", "--out", out, "--weights", other, "--max-steps", 5)
 
 
@@ -139,4 +132,4 @@ def test_a_run_resumes_as_its_model_where_none_is_named(tmp_path):
     out = tmp_path / "run"
     train(out, 1)
     result = succeed("train", *OPTIONS, "--num-classes", 4, "--max-steps", 2, "--out", out)
-    assert "resuming" in result.stdout and json.loads((out / "config.json").read_text())["model"] == "dit"
+    assert "resuming" in result.stdout and read_config(out)["model"] == "dit"

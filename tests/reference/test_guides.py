@@ -4,13 +4,12 @@ Most look at the answers that the page shows; that these are what the program sa
 """
 
 import inspect
-import json
 import re
 import shlex
 import sys
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, read_json, succeed
 
 CLAIMS = ("claims_dit", "claims_fast_dit", "claims_stable_diffusion", "claims_pixart_sana")
 PLANNING, GUIDES = (
@@ -74,11 +73,6 @@ def days_of(text):
     return float(number) / (1 if unit == "days" else 24)
 
 
-def ok(result):
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
-
-
 def test_every_question_has_a_test():
     asked = {question for question, section in GUIDES.items() if question.endswith("?")}
     tested = {function.__doc__ for name, function in globals().items() if name.startswith("test_") and function.__doc__}
@@ -136,10 +130,10 @@ def test_promises_name_tests_that_exist():
 # Planning
 
 
-def test_models(kiln):
+def test_models():
     """Which model can my cards train in time?"""
-    table = ok(kiln("plan", "--search", "--model", "DiT-S/2,DiT-B/2,DiT-XL/2", "--gpu", "RTX-3090", "--gpus", 2, "--compute-dtype", "bf16",
-                    "--deadline-days", 5, "--json"))
+    table = read_json("plan", "--search", "--model", "DiT-S/2,DiT-B/2,DiT-XL/2", "--gpu", "RTX-3090", "--gpus", 2,
+                      "--compute-dtype", "bf16", "--deadline-days", 5)
     meets = [row["meets"] for row in table["ranked"]]
     assert meets == sorted(meets, reverse=True) and set(meets) == {True, False}
     for row in table["ranked"]:
@@ -148,11 +142,11 @@ def test_models(kiln):
     assert models == [model for model in ("DiT-XL/2", "DiT-B/2", "DiT-S/2") if model in models]
 
 
-def test_cards(kiln):
+def test_cards():
     """Which card for my model?"""
     arguments = ["plan", "--search", "--model", "DiT-B/4", "--gpu", "A100-80G,RTX-4090,T4,V100", "--gpus", 2, "--compute-dtype", "fp16",
                  "--gpu-prices", "A100-80G=2,RTX-4090=0.5,T4=0.2"]
-    table = ok(kiln(*arguments, "--json"))
+    table = read_json(*arguments)
     costs = [row["cost"] for row in table["ranked"]]
     assert costs == sorted(costs) and len(costs) == 3
     assert any("V100" in line and "Turing" in line for line in table["left_out"])
@@ -165,19 +159,20 @@ def test_small_cards(kiln):
     assert "DOES NOT FIT" in too_large and "of 10.00 GiB" in too_large and "fits in" in too_large
     searched = shlex.split(re.search(r"how fast it is: kiln (plan --search .*)", too_large)[1])
     assert searched[searched.index("--gpu-memory") + 1] == "10G"
-    assert ok(kiln(*searched, "--micro-batch", 8, "--compute-dtype", "bf16", "--recompute", "all", "--offload-optimizer", "cpu", "--json"))["best"], "with the state offloaded"
+    fewer = ["--micro-batch", 8, "--compute-dtype", "bf16", "--recompute", "all", "--offload-optimizer", "cpu"]
+    assert read_json(*searched, *fewer)["best"], "with the state offloaded"
     assert "RTX-3080" in refused and "--gpu-memory 10G" in refused
     assert "  FITS: " in fits and "of 10.00 GiB" in fits
     for gpu, gib in (("RTX-4060", 8), ("RTX-3060", 12)):
-        plan = ok(kiln("plan", "--model", "DiT-S/8", "--gpu", gpu, "--compute-dtype", "fp16", "--global-batch", 8, "--json"))
+        plan = read_json("plan", "--model", "DiT-S/8", "--gpu", gpu, "--compute-dtype", "fp16", "--global-batch", 8)
         assert 0.9 * gib < plan["machine"]["memory_bytes"] / 2**30 <= gib
     # The nearest of those that multiply in what is asked for.
-    nearest = [ok(kiln("plan", "--model", "DiT-S/8", "--gpu-memory", "11G", "--compute-dtype", dtype, "--json"))["machine"]
+    nearest = [read_json("plan", "--model", "DiT-S/8", "--gpu-memory", "11G", "--compute-dtype", dtype)["machine"]
                for dtype in ("fp16", "bf16")]
     assert nearest[0]["name"] == "RTX-2080-Ti" and nearest[1]["name"] in ("RTX-3060", "RTX-4070")
     budget = ["plan", "--model", "DiT-B/2", "--depth", 2, "--gpu-memory", "10G", "--compute-dtype", "bf16", "--memory-budget"]
     least = re.search(r"the least that works is --memory-budget (\d+M)", kiln(*budget, "30M").stderr)[1]
-    assert kiln(*budget, least, "--micro-batch", -1).returncode == 0
+    succeed(*budget, least, "--micro-batch", -1)
 
 
 def test_a_table():
@@ -234,13 +229,13 @@ def test_milestones():
         assert milestone in text
 
 
-def test_advice(kiln):
+def test_advice():
     """Should a run stay below 85 % of the memory, and its batch be a multiple of 8?"""
     text = answers()[0]
     assert "% of the memory is used" in text and "micro-batch 36 is not a multiple of 8" in text
     assert int(re.search(r"needed \((\d+) %\)", text)[1]) > 85
-    least = ok(kiln("plan", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--compute-dtype", "bf16", "--micro-batch", 1,
-                    "--recompute", "all", "--gpu-memory", "15G", "--json"))
+    least = read_json("plan", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--compute-dtype", "bf16", "--micro-batch", 1,
+                      "--recompute", "all", "--gpu-memory", "15G")
     assert not any(word in line for line in least["advice"] for word in ("--micro-batch", "--recompute all", "multiple of 8"))
 
 
@@ -261,7 +256,7 @@ def test_speed_up():
     assert "1.83x on two A100" in QUOTED and "assumes four cards in a machine" in QUOTED
 
 
-def test_rates(kiln):
+def test_rates():
     """Which learning rate and batch does my model take?"""
     dit, sana = answers()
     assert "global batch 32 is outside" in dit and "guides say 64 or more" in dit and "--lr 4e-05" in dit
@@ -270,8 +265,8 @@ def test_rates(kiln):
 
 def test_this_machine(kiln):
     """What of this machine?"""
-    plan = ["plan", "--model", "DiT-S/8", "--depth", 1, "--global-batch", 8, "--json"]
-    here, this = (ok(kiln(*plan, *more))["machine"] for more in ([], ["--gpu", "this"]))
+    plan = ["plan", "--model", "DiT-S/8", "--depth", 1, "--global-batch", 8]
+    here, this = (read_json(*plan, *more)["machine"] for more in ([], ["--gpu", "this"]))
     assert here["name"] == this["name"]
     listed = kiln("plan", "--help").stdout.split("GPUs: ")[1].split(";")[0].replace("\n", " ").replace(" (this machine)", "").split(", ")
     assert len(listed) > 20 and {"RTX-4060", "L4", "RTX-5090", "H200", "cpu"} <= set(listed)
@@ -388,11 +383,11 @@ def test_where_time_goes():
     assert seconds[:2] == pytest.approx([1.2, 4.7], rel=0.1) and seconds[1] < seconds[2] < 360 / 4, "six minutes are none of these"
 
 
-def test_measures(kiln):
+def test_measures():
     """What does each measure gain?"""
     small = ["--model", "PixArt-Sigma-XL/2-256", "--image-size", 256, "--depth", 2, "--global-batch", 4]
-    rows = ok(kiln("probe", "--variants", REPOSITORY / "recipes" / "pixart" / "variants.toml", "--plan-for", "A800-80G", *small,
-                   "--json"))["variants"]
+    rows = read_json("probe", "--variants", REPOSITORY / "recipes/pixart/variants.toml", "--plan-for", "A800-80G",
+                     *small)["variants"]
     assert [row["name"] for row in rows] == ["online", "features", "loader", "bf16", "budget", "f32"]
     assert [row["encoding_share"] > 0 for row in rows] == [True, False, False, False, False, True]
     gains = {row["name"]: row["gain_in_all"] for row in rows}
@@ -419,10 +414,9 @@ def test_ten_thousand_steps():
     assert re.search(r"a guide.*\(10000 steps\): [\d.]+ ", answers()[0])
 
 
-def test_losses(kiln, tmp_path):
+def test_losses(tmp_path):
     """Are losses of 0.7 and 0.8 wrong, where others have 0.13?"""
-    result = kiln("train", "--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3, "--patch-size", 4, "--image-size", 64,
-                  "--objective", "flow", "--data", "synthetic", "--global-batch", 2, "--max-steps", 1, "--device", "cpu",
-                  "--peak-tflops", 1, "--out", tmp_path / "run")
-    assert result.returncode == 0, result.stderr
+    succeed("train", "--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3, "--patch-size", 4,
+            "--image-size", 64, "--objective", "flow", "--data", "synthetic", "--global-batch", 2, "--max-steps", 1,
+            "--device", "cpu", "--peak-tflops", 1, "--out", tmp_path / "run")
     assert "Losses of different objectives do not compare: 0.7 or 0.8" in (tmp_path / "run" / "report.html").read_text()

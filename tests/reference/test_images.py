@@ -2,11 +2,10 @@
 
 import json
 import random
-import struct
-import zipfile
 
 import numpy as np
 import pytest
+from conftest import succeed
 from PIL import Image, ImageFile
 from safetensors.numpy import load_file
 
@@ -35,10 +34,9 @@ def names_of(store):
     return [text[a:b].decode() for a, b in zip(offsets, offsets[1:])]
 
 
-def extract_pixels(kiln, folder, out, size, *arguments):
+def extract_pixels(folder, out, size, *arguments):
     """Name -> (H, W, 3) uint8 of every picture in the store."""
-    result = kiln("extract", "--data", folder, "--autoencoder", "pixels", "--image-size", size, "--out", out, *arguments)
-    assert result.returncode == 0, result.stderr
+    succeed("extract", "--data", folder, "--autoencoder", "pixels", "--image-size", size, "--out", out, *arguments)
     pixels = {}
     for shard in sorted(out.glob("*.safetensors")):
         store = load_file(shard)
@@ -52,7 +50,7 @@ def extract_pixels(kiln, folder, out, size, *arguments):
 
 
 @pytest.mark.parametrize("size", [16, 31, 64])
-def test_center_crop_is_pillows(kiln, tmp_path, size):
+def test_center_crop_is_pillows(tmp_path, size):
     rng, sizes = np.random.default_rng(size), random.Random(size)
     pictures = {}
     (tmp_path / "in").mkdir()
@@ -62,13 +60,13 @@ def test_center_crop_is_pillows(kiln, tmp_path, size):
         name = f"{index:03}-{width}x{height}.png"
         pictures[name] = make_picture(rng, height, width)
         pictures[name].save(tmp_path / "in" / name)
-    found = extract_pixels(kiln, tmp_path / "in", tmp_path / "out", size)
+    found = extract_pixels(tmp_path / "in", tmp_path / "out", size)
     assert set(found) == set(pictures)
     for name, picture in pictures.items():
         np.testing.assert_array_equal(found[name], center_crop(picture, size), err_msg=name)
 
 
-def test_every_format_decodes_as_in_pillow(kiln, tmp_path):
+def test_every_format_decodes_as_in_pillow(tmp_path):
     rng = np.random.default_rng(0)
     picture = make_picture(rng, 103, 117)
     folder = tmp_path / "in"
@@ -85,14 +83,14 @@ def test_every_format_decodes_as_in_pillow(kiln, tmp_path):
     picture.quantize(11).save(folder / "palette4.png", bits=4)
     picture.save(folder / "lossless.webp", lossless=True)
     picture.save(folder / "lossy.webp", quality=75)
-    found = extract_pixels(kiln, folder, tmp_path / "out", 100)
+    found = extract_pixels(folder, tmp_path / "out", 100)
     assert len(found) == 18 + 9
     for name, pixels in found.items():
         expected = center_crop(Image.open(folder / name).convert("RGB"), 100)
         np.testing.assert_array_equal(pixels, expected, err_msg=name)
 
 
-def test_alpha_is_composed_onto_white_and_16_bits_keep_their_upper_half(kiln, tmp_path):
+def test_alpha_is_composed_onto_white_and_16_bits_keep_their_upper_half(tmp_path):
     rng = np.random.default_rng(0)
     rgb = np.array(make_picture(rng, 48, 48))
     folder = tmp_path / "in"
@@ -102,7 +100,7 @@ def test_alpha_is_composed_onto_white_and_16_bits_keep_their_upper_half(kiln, tm
     rgba.save(folder / "rgba.webp", lossless=True, exact=True)
     Image.fromarray(rgb).quantize(9).save(folder / "transparent-entry.png", transparency=3)
     Image.fromarray(rgb[:, :, 0].astype(np.uint16) << 8 | 77).save(folder / "grey16.png")
-    found = extract_pixels(kiln, folder, tmp_path / "out", 48)
+    found = extract_pixels(folder, tmp_path / "out", 48)
     for name in ("rgba.png", "rgba.webp", "transparent-entry.png"):
         white = Image.new("RGBA", (48, 48), "white")
         white.alpha_composite(Image.open(folder / name).convert("RGBA"))
@@ -110,7 +108,7 @@ def test_alpha_is_composed_onto_white_and_16_bits_keep_their_upper_half(kiln, tm
     np.testing.assert_array_equal(found["grey16.png"], np.repeat(rgb[:, :, :1], 3, 2))
 
 
-def test_truncated_files_are_refused_where_pillow_refuses(kiln, tmp_path):
+def test_truncated_files_are_refused_where_pillow_refuses(tmp_path):
     picture = make_picture(np.random.default_rng(0), 40, 50)
     folder = tmp_path / "in"
     folder.mkdir()
@@ -128,10 +126,10 @@ def test_truncated_files_are_refused_where_pillow_refuses(kiln, tmp_path):
             except (OSError, SyntaxError):
                 pass
     assert len(expected) >= 4
-    assert set(extract_pixels(kiln, folder, tmp_path / "out", 40)) == expected
+    assert set(extract_pixels(folder, tmp_path / "out", 40)) == expected
 
 
-def test_class_folders_are_torchvisions(kiln, tmp_path):
+def test_class_folders_are_torchvisions(tmp_path):
     from torchvision.datasets import ImageFolder
 
     folder = tmp_path / "in"
@@ -143,14 +141,14 @@ def test_class_folders_are_torchvisions(kiln, tmp_path):
         make_picture(rng, 16, 16).save(path, format="PNG")
     reference = ImageFolder(folder)
     out = tmp_path / "out"
-    extract_pixels(kiln, folder, out, 16)
+    extract_pixels(folder, out, 16)
     store = load_file(next(out.glob("*.safetensors")))
     assert names_of(store) == [path[len(str(folder)) + 1 :] for path, _ in reference.samples]
     assert store["class_labels"].tolist() == reference.targets
     assert json.loads((out / "store.json").read_text())["class_names"] == reference.classes
 
 
-def test_webdataset_written_by_tarfile(kiln, tmp_path):
+def test_webdataset_written_by_tarfile(tmp_path):
     import io
     import tarfile
 
@@ -168,7 +166,7 @@ def test_webdataset_written_by_tarfile(kiln, tmp_path):
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
                 pictures[f"{format_name}.tar/{stem}.png"] = np.array(picture)
-    found = extract_pixels(kiln, tmp_path, tmp_path / "out", 20)
+    found = extract_pixels(tmp_path, tmp_path / "out", 20)
     assert set(found) == set(pictures)
     for name, pixels in pictures.items():
         np.testing.assert_array_equal(found[name], pixels)

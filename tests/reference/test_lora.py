@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from closeness import FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of, violation
+from closeness import FORWARD_BF16, GRADIENT, GRADIENT_BF16, assert_close, assert_equals, gradients_by_name, violation
+from conftest import succeed
 from diffusers import PixArtTransformer2DModel
 from diffusers.utils import convert_state_dict_to_diffusers, convert_state_dict_to_kohya
+from dit_torch import randomise_
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
-from dit_torch import randomise_
+from safetensors.torch import load_file, save_file
 from test_pixart import DIFFUSERS as PIXART
 from test_pixart import diffusers_inputs
 from test_sana import CONFIGS as SANA
@@ -30,10 +31,10 @@ LORAS = {
 }
 
 
-def adapted(config, folder, unet_config=TINY, base=None):
+def adapted(config, folder, base=None, generator=None):
     """peft's model with random adapters, and the files of it that Kiln is given."""
-    model = get_peft_model(base or model_of(unet_config), LoraConfig(**config))
-    generator = torch.Generator().manual_seed(7)
+    model = get_peft_model(base or model_of(TINY), LoraConfig(**config))
+    generator = generator or torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
@@ -44,9 +45,7 @@ def adapted(config, folder, unet_config=TINY, base=None):
 
 def adapter_gradients(model, loss):
     """By the keys of the file."""
-    names, parameters = zip(*[(name, p) for name, p in model.named_parameters() if p.requires_grad])
-    gradients = torch.autograd.grad(loss, parameters)
-    return {name.replace(".default", ""): gradient for name, gradient in zip(names, gradients)}
+    return {name.replace(".default", ""): gradient for name, gradient in gradients_by_name(model, loss).items()}
 
 
 @pytest.mark.parametrize("config", LORAS.values(), ids=LORAS.keys())
@@ -58,8 +57,7 @@ def test_output_and_adapter_gradients_equal_peft(conformance, tmp_path, config):
     output = model(inputs["x"], inputs["t"], inputs["encoder_hidden_states"]).sample
     want = adapter_gradients(model, (output * inputs["grad_output"]).sum())
     assert set(want) == set(get_peft_model_state_dict(model))
-    assert_close(got["output"], output)
-    assert_gradients_close(gradients_of(got), want)
+    assert_equals(got, (output, want))
     with model.disable_adapter():
         plain = model(inputs["x"], inputs["t"], inputs["encoder_hidden_states"]).sample
     assert violation(plain, output, 1e-2) > 1, "the adapter changes nothing"
@@ -93,8 +91,7 @@ def test_patch_adapters_equal_peft(conformance, tmp_path, case):
                               **({"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}} if name != "sana" else {})).sample
     output = run(model)
     want = adapter_gradients(model, (output * inputs["grad_output"]).sum())
-    assert_close(got["output"], output)
-    assert_gradients_close(gradients_of(got), want, *([1e-3] if name == "sana" else []))
+    assert_equals(got, (output, want), gradient_rtol=1e-3 if name == "sana" else GRADIENT)
     with model.disable_adapter():
         assert violation(run(model), output, 1e-2) > 1, "the adapter changes nothing"
 
@@ -105,9 +102,8 @@ def test_bf16(conformance, tmp_path):
     got = conformance("forward", "--backward", model="unet2d_condition", config=TINY,
                       weights=model_of(TINY).state_dict(), inputs=inputs, adapter=adapter, dtype="bf16")
     output = model(inputs["x"], inputs["t"], inputs["encoder_hidden_states"]).sample
-    assert_close(got["output"], output, FORWARD_BF16)
     want = adapter_gradients(model, (output * inputs["grad_output"]).sum())
-    assert_gradients_close(gradients_of(got), want, GRADIENT_BF16, peak=False)
+    assert_equals(got, (output, want), FORWARD_BF16, GRADIENT_BF16, peak=False)
 
 
 @pytest.mark.parametrize("damage, expected", [
@@ -125,21 +121,18 @@ def test_adapters_that_do_not_fit_are_refused(conformance, tmp_path, damage, exp
     if "missing" in damage:
         config_path.unlink()
     base = damage.get("base", TINY)
-    message = conformance("forward", model="unet2d_condition", config=base, weights=model_of(base).state_dict(),
-                          inputs=inputs_of(base), adapter=adapter, expect_error=True)
-    assert expected in message
+    assert expected in conformance("forward", model="unet2d_condition", config=base,
+                                   weights=model_of(base).state_dict(), inputs=inputs_of(base), adapter=adapter,
+                                   expect_error=True)
 
 
 def kohya_file(model, folder):
     """As kohya's own trainer and diffusers' converter write it, alphas included."""
     state = convert_state_dict_to_kohya(get_peft_model_state_dict(model))
-    scaled = {}
-    for key, value in state.items():
-        key = key.replace("base_model_model_", "lora_unet_")
-        scaled[key] = value.clone()
-    for key in [key for key in scaled if key.endswith(".lora_down.weight")]:
-        alpha = model.peft_config["default"].lora_alpha
-        scaled[key.replace(".lora_down.weight", ".alpha")] = torch.tensor(float(alpha))
+    scaled = {key.replace("base_model_model_", "lora_unet_"): value.clone() for key, value in state.items()}
+    alpha = torch.tensor(float(model.peft_config["default"].lora_alpha))
+    scaled |= {key.replace(".lora_down.weight", ".alpha"): alpha.clone()
+               for key in scaled if key.endswith(".lora_down.weight")}
     save_file(scaled, folder / "kohya.safetensors")
     return folder / "kohya.safetensors"
 
@@ -152,18 +145,24 @@ def diffusers_file(model, folder):
     return folder / "pytorch_lora_weights.safetensors"
 
 
-@pytest.mark.parametrize("format", ["peft", "kohya", "diffusers"])
-def test_merge(kiln, tmp_path, format):
-    folder, files = tmp_path / "peft", tmp_path / "files"
-    folder.mkdir(), files.mkdir()
-    alpha = 4 if format == "diffusers" else 2
-    model, _ = adapted(dict(r=4, lora_alpha=alpha, target_modules=["to_q", "to_out.0", "conv1", "proj_in"]), folder)
-    adapter = {"peft": lambda *_: folder, "kohya": kohya_file, "diffusers": diffusers_file}[format](model, files)
-    save_file(model_of(TINY).state_dict(), files / "base.safetensors")
-    result = kiln("convert", "--in", files / "base.safetensors", "--out", files / "merged.safetensors", "--merge", adapter)
-    assert result.returncode == 0, result.stderr
-    merged, want = load_file(files / "merged.safetensors"), model.merge_and_unload().state_dict()
+def merged_by_both(tmp_path, model, folder, base, out, format):
+    """Weights that Kiln merges the adapter in `folder` into, as a file of `format`, and those of peft."""
+    adapter = {"peft": lambda *_: folder, "kohya": kohya_file, "diffusers": diffusers_file}[format](model, tmp_path)
+    succeed("convert", "--in", base, "--out", out, "--merge", adapter)
+    merged = load_file(out if out.is_file() else out / "transformer/diffusion_pytorch_model.safetensors")
+    want = model.merge_and_unload().state_dict()
     assert set(merged) == set(want)
+    return merged, want
+
+
+@pytest.mark.parametrize("format", ["peft", "kohya", "diffusers"])
+def test_merge(tmp_path, format):
+    alpha = 4 if format == "diffusers" else 2
+    model, _ = adapted(dict(r=4, lora_alpha=alpha, target_modules=["to_q", "to_out.0", "conv1", "proj_in"]),
+                       tmp_path / "peft")
+    save_file(model_of(TINY).state_dict(), tmp_path / "base.safetensors")
+    merged, want = merged_by_both(tmp_path, model, tmp_path / "peft", tmp_path / "base.safetensors",
+                                  tmp_path / "merged.safetensors", format)
     for key, value in want.items():
         assert_close(merged[key], value, 1e-6, 1e-7)
 
@@ -174,19 +173,13 @@ MERGES["pixart-peft-bf16"] = (TRANSFORMERS["pixart_diffusers"], "peft", torch.bf
 
 
 @pytest.mark.parametrize("case, format, dtype", MERGES.values(), ids=MERGES.keys())
-def test_merge_into_a_transformers_folder(kiln, tmp_path, case, format, dtype):
+def test_merge_into_a_transformers_folder(tmp_path, case, format, dtype):
     """Names of diffusers' class, whatever Kiln calls the layers: PixArt's projections are one weight here. In f32, rounded once."""
     _, make, _, config = case
-    folder, files = tmp_path / "peft", tmp_path / "files"
-    folder.mkdir(), files.mkdir()
     config = config | dict(r=4, lora_alpha=4 if format == "diffusers" else 6)
-    model, _ = adapted(config, folder, base=make().to(dtype).float())
-    adapter = {"peft": lambda *_: folder, "kohya": kohya_file, "diffusers": diffusers_file}[format](model, files)
+    model, _ = adapted(config, tmp_path / "peft", base=make().to(dtype).float())
     make().to(dtype).save_pretrained(tmp_path / "base")
-    result = kiln("convert", "--in", tmp_path / "base", "--out", tmp_path / "merged", "--merge", adapter)
-    assert result.returncode == 0, result.stderr
-    merged, want = load_file(tmp_path / "merged/transformer/diffusion_pytorch_model.safetensors"), model.merge_and_unload().state_dict()
-    assert set(merged) == set(want)
+    merged, want = merged_by_both(tmp_path, model, tmp_path / "peft", tmp_path / "base", tmp_path / "merged", format)
     for key, value in want.items():
         assert merged[key].dtype == dtype, key
         if dtype == torch.float32:

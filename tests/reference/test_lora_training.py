@@ -1,24 +1,31 @@
 """Training of LoRA adapters: steps against peft on diffusers' models, the real program's runs (resumed, divided, planned,
 sampled), and the files that they become."""
 
+import functools
 import json
 
+import conftest
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close
-from conftest import FULL, matrix, run_program, succeed
+from closeness import assert_close, trained_by_torch
+from conftest import FULL, matrix, read_json, succeed, without_origins
 from diffusers import DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from peft import LoraConfig, PeftModel, get_peft_model
+from run_files import STATE, checkpoint, losses, read_config, read_plan, saved, weights_of
 from safetensors.torch import load_file, save_file
 from test_lora import adapted
 from test_sana import TINY as SANA
 from test_sana import random_sana, sana_loss
 from test_train import assert_moved_alike
-from test_unet import TINY, model_of
+from test_unet import TINY, model_of, unet_batches
 
 ADAMW = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
+
+
+def trained(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def lora_state(model):
@@ -26,10 +33,10 @@ def lora_state(model):
     return {name.replace(".default", ""): p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def assert_trained_alike(got, losses, model, start):
+def assert_trained_alike(got, expected, model, start):
     want = lora_state(model)
     assert set(want) == {key.removeprefix("param.") for key in got if key.startswith("param.") and "lora_" in key}
-    assert_close(got["losses"], torch.tensor(losses), 1e-4)
+    assert_close(got["losses"], expected, 1e-4)
     assert_moved_alike({key: got[f"param.{key}"] for key in want}, want, start, 1e-2)
 
 
@@ -42,45 +49,29 @@ def test_twenty_steps_of_a_unet_equal_peft(conformance, tmp_path, config):
     model, adapter = adapted(config, tmp_path)
     start = lora_state(model)
     steps, micro, batch = 20 if FULL else 8, 2, 2
-    generator = torch.Generator().manual_seed(5)
-    count = steps * micro
-    batches = dict(x_start=torch.randn(count, batch, 4, 10, 6, generator=generator),
-                   noise=torch.randn(count, batch, 4, 10, 6, generator=generator),
-                   t=torch.randint(1, 1000, (count, batch), generator=generator),
-                   encoder_hidden_states=torch.randn(count, batch, 5, 20, generator=generator))
+    batches = unet_batches(steps * micro, batch, torch.Generator().manual_seed(5))
     schedule = dict(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, prediction_type="epsilon")
     got = conformance("train", model="unet2d_condition", model_config=TINY, weights=model_of(TINY).state_dict(), adapter=adapter,
                       batches_file=batches,
                       config=dict(loss=dict(type="ddpm", **schedule), optimizer=dict(type="adamw", **ADAMW), ema_decay=0.9,
                                   grad_accum=micro, grad_clip=1.0))
-    scheduler, losses = DDPMScheduler(**schedule), []
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, **ADAMW)
-    for step in range(steps):
-        optimizer.zero_grad()
-        total = 0
-        for row in range(step * micro, (step + 1) * micro):
-            noise, t = batches["noise"][row], batches["t"][row]
-            x_t = scheduler.add_noise(batches["x_start"][row], noise, t)
-            loss = (model(x_t, t.float(), batches["encoder_hidden_states"][row]).sample - noise).pow(2).mean() / micro
-            loss.backward()
-            total += loss.item()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        losses.append(total)
-    assert_trained_alike(got, losses, model, start)
+    scheduler = DDPMScheduler(**schedule)
+
+    def loss_of(row):
+        noise, t = batches["noise"][row], batches["t"][row]
+        x_t = scheduler.add_noise(batches["x_start"][row], noise, t)
+        return (model(x_t, t.float(), batches["encoder_hidden_states"][row]).sample - noise).pow(2).mean()
+
+    expected, _ = trained_by_torch(trained(model), loss_of, steps, micro, clip=1.0, **ADAMW)
+    assert_trained_alike(got, expected, model, start)
 
 
 def test_twenty_steps_of_sana_equal_peft(conformance, tmp_path):
     base = random_sana(SANA, scale=0.7)
     weights = {key: value.clone() for key, value in base.state_dict().items()}
-    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=[*ATTENTION, "conv_inverted", "conv_point"]))
+    config = dict(r=4, lora_alpha=8, target_modules=[*ATTENTION, "conv_inverted", "conv_point"])
     generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter[0].numel() ** -0.5)
-    model.save_pretrained(tmp_path)
+    model, adapter = adapted(config, tmp_path, base, generator)
     start = lora_state(model)
     steps, batch = 20, 3
     shape = (steps, batch, 4, 6, 10)
@@ -89,21 +80,13 @@ def test_twenty_steps_of_sana_equal_peft(conformance, tmp_path):
                    t=torch.randint(0, 1000, shape[:2], generator=generator),
                    caption_embeds=torch.randn(steps, batch, 7, 20, generator=generator),
                    caption_mask=(torch.arange(7) < lengths[..., None]).long())
-    got = conformance("train", model="sana", model_config=SANA, weights=weights, adapter=tmp_path / "adapter_model.safetensors",
+    got = conformance("train", model="sana", model_config=SANA, weights=weights, adapter=adapter,
                       batches_file=batches,
                       config=dict(loss=dict(type="flow", mode="sana", shift=3.0), optimizer=dict(type="adamw", **ADAMW),
                                   grad_clip=0.1, ema_decay=0.9))
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer, losses = torch.optim.AdamW(trained, **ADAMW), []
-    for step in range(steps):
-        row = {key: value[step] for key, value in batches.items()}
-        optimizer.zero_grad()
-        loss = sana_loss(model, row)
-        loss.backward()
-        losses.append(loss.item())
-        torch.nn.utils.clip_grad_norm_(trained, 0.1)
-        optimizer.step()
-    assert_trained_alike(got, losses, model, start)
+    expected, _ = trained_by_torch(trained(model), lambda step: sana_loss(model, batches, step), steps, clip=0.1,
+                                   **ADAMW)
+    assert_trained_alike(got, expected, model, start)
 
 
 # --- runs ---
@@ -117,12 +100,7 @@ RUN = ["train", *MODEL, "--data", "synthetic", "--image-size", 64, "--objective"
 LORA = ["--lora-rank", 3, "--lora-alpha", 6]
 
 
-def refusal(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode != 0
-    lines = [line for line in result.stderr.splitlines() if " is published: " not in line and " was begun: " not in line]
-    assert len(lines) == 1, result.stderr
-    return lines[0]
+refusal = functools.partial(conftest.refusal, code=None, lines=without_origins)
 
 
 @pytest.fixture(scope="module")
@@ -136,15 +114,6 @@ def train(base, out, steps, *extra, lora=LORA):
     return succeed(*RUN, *lora, "--weights", base, *extra, "--out", out, "--max-steps", steps)
 
 
-def losses_of(out):
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-def checkpoint(out, step, name="model.safetensors"):
-    return out / "checkpoints" / f"step-{step:08}" / name
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, base):
     out = tmp_path_factory.mktemp("run") / "run"
@@ -153,13 +122,13 @@ def run(tmp_path_factory, base):
 
 
 def test_a_checkpoint_holds_the_adapter_alone(run):
-    trained = load_file(checkpoint(run, 6))
+    trained = load_file(checkpoint(run, 6) / "model.safetensors")
     assert trained and all(".lora_" in key for key in trained)
     assert all("attn" in key for key in trained)
-    moments = load_file(checkpoint(run, 6, "train_state-00000-of-00001.safetensors"))
+    moments = load_file(checkpoint(run, 6) / STATE[2])
     assert len(moments) == 2 * len(trained)
-    losses = losses_of(run)
-    assert len(losses) == 6 and losses[5] != losses[0]
+    first, *_, last = losses(run)
+    assert len(losses(run)) == 6 and last != first
 
 
 @pytest.mark.parametrize("dropout", [0, 0.4])
@@ -169,43 +138,42 @@ def test_a_stopped_run_goes_on_bitwise(tmp_path, base, run, dropout):
     if dropout:
         whole = tmp_path / "whole"
         train(base, whole, 6, *extra, "--recompute", "all")
-        assert losses_of(whole) != losses_of(run)
+        assert losses(whole) != losses(run)
     train(base, tmp_path / "parts", 2, *extra)
     record = tmp_path / "parts/config.json"
-    known = json.loads(record.read_text())
-    assert known["adapter"]["base_values"] == json.loads((run / "config.json").read_text())["adapter"]["base_values"]
+    known = read_config(tmp_path / "parts")
+    assert known["adapter"]["base_values"] == read_config(run)["adapter"]["base_values"]
     known["adapter"]["base_values"] = "xxh3:kept"
     record.write_text(json.dumps(known))
     train(base, tmp_path / "parts", 6, *extra)
-    assert json.loads(record.read_text())["adapter"]["base_values"] == "xxh3:kept", "the base is not loaded again to describe it"
-    assert losses_of(tmp_path / "parts") == losses_of(whole)
-    for name in ("model.safetensors", "ema.safetensors"):
-        assert checkpoint(tmp_path / "parts", 6, name).read_bytes() == checkpoint(whole, 6, name).read_bytes()
+    known = read_config(tmp_path / "parts")
+    assert known["adapter"]["base_values"] == "xxh3:kept", "the base is not loaded again to describe it"
+    assert losses(tmp_path / "parts") == losses(whole)
+    assert weights_of(tmp_path / "parts", 6) == weights_of(whole, 6)
 
 
 @pytest.mark.parametrize("extra", [["--recompute", "all"], ["--recompute", "embed,down.0.0,mid"], ["--offload-activations", "all"]])
 def test_memory_choices_do_not_change_a_bit(tmp_path, base, run, extra):
     train(base, tmp_path / "run", 6, *extra)
-    assert checkpoint(tmp_path / "run", 6).read_bytes() == checkpoint(run, 6).read_bytes()
+    assert saved(tmp_path / "run", 6, "model.safetensors") == saved(run, 6, "model.safetensors")
 
 
-def test_dropout_of_captions_knows_their_rows(kiln, tmp_path):
+def test_dropout_of_captions_knows_their_rows(tmp_path):
     """Of ragged captions, whatever the size of a pass: their rows are filled up behind the last."""
     model = ["--model", "pixart", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--image-size", 64, "--data", "synthetic",
              "--global-batch", 4, "--threads", 1, "--peak-tflops", 1]
-    assert kiln("train", *model, "--out", tmp_path / "base", "--max-steps", 1).returncode == 0
-    lora = ["--weights", checkpoint(tmp_path / "base", 1), "--lora-rank", 2, "--lora-dropout", 0.5,
-            "--lora-target", ".*cross_attn.*", "--lr", 0.05, "--max-steps", 3]
+    succeed("train", *model, "--out", tmp_path / "base", "--max-steps", 1)
+    lora = ["--weights", checkpoint(tmp_path / "base", 1) / "model.safetensors", "--lora-rank", 2,
+            "--lora-dropout", 0.5, "--lora-target", ".*cross_attn.*", "--lr", 0.05, "--max-steps", 3]
     for rows in (0, 1, 3):
-        result = kiln("train", *model, *lora, "--micro-batch", rows, "--out", tmp_path / f"rows-{rows}")
-        assert result.returncode == 0, result.stderr
-        np.testing.assert_allclose(losses_of(tmp_path / f"rows-{rows}"), losses_of(tmp_path / "rows-0"), rtol=1e-6)
+        succeed("train", *model, *lora, "--micro-batch", rows, "--out", tmp_path / f"rows-{rows}")
+        np.testing.assert_allclose(losses(tmp_path / f"rows-{rows}"), losses(tmp_path / "rows-0"), rtol=1e-6)
 
 
 @pytest.mark.parametrize("ranks, stage", matrix([(2, 0), (2, 2), (2, 3)], [(3, 3)]))
 def test_ranks_train_the_same_adapter(tmp_path, base, run, ranks, stage):
     train(base, tmp_path / "run", 6, "--nproc", ranks, "--zero-stage", stage)
-    np.testing.assert_allclose(losses_of(tmp_path / "run"), losses_of(run), rtol=5e-6)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(run), rtol=5e-6)
 
 
 def test_files_open_in_peft_and_diffusers_and_merge(tmp_path, base, run):
@@ -239,7 +207,7 @@ def test_files_open_in_peft_and_diffusers_and_merge(tmp_path, base, run):
 def test_training_goes_on_from_an_adapter(tmp_path, base, run):
     succeed("convert", "--in", run, "--no-ema", "--out", tmp_path / "kohya.safetensors", "--adapter-format", "kohya")
     train(base, tmp_path / "run", 1, "--lr", 1e-30, lora=["--lora-weights", tmp_path / "kohya.safetensors"])
-    first, last = load_file(checkpoint(tmp_path / "run", 1)), load_file(checkpoint(run, 6))
+    first, last = (load_file(checkpoint(*at) / "model.safetensors") for at in ((tmp_path / "run", 1), (run, 6)))
     assert first.keys() == last.keys() and all(torch.equal(first[key], last[key]) for key in last)
 
 
@@ -258,12 +226,12 @@ def test_samples_of_a_run_are_those_of_its_merged_weights(tmp_path, base, run):
 @pytest.mark.parametrize("extra", [[], ["--recompute", "all"]])
 def test_the_plan_knows_one_copy_of_the_base(tmp_path, base, extra):
     train(base, tmp_path / "run", 3, "--memory-budget", "auto", *extra)
-    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    plan = read_plan(tmp_path / "run")
     assert plan["predicted"]["peak_bytes"] == pytest.approx(plan["measured"]["peak_bytes"], rel=0.01)
     assert plan["predicted"]["by_kind"]["constants"] == plan["measured"]["by_kind"]["constants"]
     command = ["plan", *MODEL, "--image-size", 64, "--objective", "epsilon", "--global-batch", 4, "--gpu", "A100-80G", *LORA,
                "--compute-dtype", "bf16"]
-    planned = json.loads(succeed(*command, "--json").stdout)
+    planned = read_json(*command)
     num_base = sum(value.numel() for value in load_file(base).values())
     assert planned["predicted"]["by_kind"]["constants"] == pytest.approx(2 * num_base, rel=0.01)
     assert planned["predicted"]["by_kind"]["master"] < 0.05 * 4 * num_base
@@ -307,10 +275,11 @@ def test_every_family(tmp_path, model):
                "--log-every", 1, "--peak-tflops", 1, "--lr", 1e-2]
     # A fresh DiT's gates are zero: it takes two steps until gradients reach the attention.
     succeed("train", *options, "--out", tmp_path / "base", "--max-steps", 3)
-    base = checkpoint(tmp_path / "base", 3)
+    base = checkpoint(tmp_path / "base", 3) / "model.safetensors"
     out = tmp_path / "lora"
     succeed("train", *options, "--weights", base, "--lora-rank", 2, "--out", out, "--max-steps", 2)
-    names = {key.split("base_model.model.")[1].rsplit(".lora_", 1)[0] for key in load_file(checkpoint(out, 2))}
+    adapter = load_file(checkpoint(out, 2) / "model.safetensors")
+    names = {key.split("base_model.model.")[1].rsplit(".lora_", 1)[0] for key in adapter}
     assert names and all("attn" in name for name in names)
     succeed("convert", "--in", base, "--merge", out, "--out", tmp_path / "merged.safetensors")
     merged, plain = load_file(tmp_path / "merged.safetensors"), load_file(base)

@@ -293,14 +293,12 @@ def test_bad_configs_are_named(conformance, config, message):
 
 def test_bad_inputs_are_named(conformance):
     config = dict(type="iddpm", learn_sigma=True)
-    assert "0..999" in conformance("loss", config=config, inputs=batch([1, 1000]), expect_error=True)
-    assert "8" in conformance("loss", config=config, inputs=batch([1, 2], out_channels=4), expect_error=True)
-    assert "fractions" in conformance("loss", config=config, inputs=batch([1.0, 2.5]), expect_error=True)
-    assert "at least one sample" in conformance("loss", config=config, inputs=batch(torch.zeros(0, dtype=torch.int64)),
-                                                expect_error=True)
+    missing = batch([1, 2])
+    del missing["noise"]
+    for expected, inputs in (("0..999", batch([1, 1000])), ("8", batch([1, 2], out_channels=4)),
+                             ("fractions", batch([1.0, 2.5])), ("noise", missing),
+                             ("at least one sample", batch(torch.zeros(0, dtype=torch.int64)))):
+        assert expected in conformance("loss", config=config, inputs=inputs, expect_error=True)
     far = batch([1, 2], out_channels=4) | dict(u=torch.rand(2), negative=torch.tensor([0, 2]))
     contrastive = dict(type="flow", contrastive_lambda=0.1)
     assert "negative in 0..1" in conformance("loss", config=contrastive, inputs=far, expect_error=True)
-    missing = batch([1, 2])
-    del missing["noise"]
-    assert "noise" in conformance("loss", config=config, inputs=missing, expect_error=True)

@@ -1,11 +1,13 @@
 """What a new user mistypes or mistakes: one line that names the thing, what was expected and what to do."""
 
-import json
+import functools
 import subprocess
 
+import conftest
 import numpy as np
 import pytest
-from conftest import program
+from conftest import program, succeed, without_warnings
+from run_files import losses
 from safetensors.numpy import save_file
 from test_extract import SIZE, arguments, write_pictures
 
@@ -16,27 +18,19 @@ MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3, 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A store, a run on it, its weights, and files that are none of these."""
-    from conftest import run_program
-
     folder = tmp_path_factory.mktemp("new-user")
     write_pictures(folder / "pictures", 12)
     for command in [arguments(folder / "pictures", folder / "store"),
                     ["train", *MODEL, "--data", folder / "store", "--out", folder / "run", "--max-steps", 1],
                     ["convert", "--in", folder / "run", "--out", folder / "weights.safetensors"]]:
-        result = run_program("kiln", *command)
-        assert result.returncode == 0, result.stderr
+        succeed(*command)
     (folder / "typo.toml").write_text("max-step = 3\n")
     (folder / "folder").mkdir()
     save_file({"a": np.zeros(1, dtype=np.float32)}, folder / "other.safetensors")
     return folder
 
 
-def refusal(kiln, *arguments):
-    result = kiln(*arguments, timeout=120)
-    assert result.returncode > 0, result.stdout
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
-    assert len(lines) == 1, result.stderr
-    return lines[0]
+refusal = functools.partial(conftest.refusal, code=None, lines=without_warnings, timeout=120)
 
 
 @pytest.mark.parametrize("option, value, expected", [
@@ -59,12 +53,12 @@ def refusal(kiln, *arguments):
     ("--weights", "absent.pt", "absent.pt"),
     ("--weights", "other.safetensors", "unknown keys: a"),
 ])
-def test_train(kiln, place, tmp_path, option, value, expected):
+def test_train(place, tmp_path, option, value, expected):
     if option in ("--recipe", "--weights"):
         value = place / value
     more = [] if option == "--max-steps" else ["--max-steps", 1]
-    message = refusal(kiln, "train", *MODEL, "--data", place / "store", "--out", tmp_path / "out", *more, option, value)
-    assert expected in message
+    line = refusal("train", *MODEL, "--data", place / "store", "--out", tmp_path / "out", *more, option, value)
+    assert expected in line
     assert not list(tmp_path.glob("out/checkpoints/*"))
 
 
@@ -78,10 +72,9 @@ def test_train(kiln, place, tmp_path, option, value, expected):
     (["--npz", "absent/x.npz"], "cannot write absent/x.npz: No such file or directory: the folder does not exist"),
     (["--npz", "absent/x.npz", "--no-png"], "the folder does not exist"),
 ])
-def test_sample(kiln, place, tmp_path, more, expected):
+def test_sample(place, tmp_path, more, expected):
     steps = [] if "--num-sampling-steps" in more else ["--num-sampling-steps", 2]
-    message = refusal(kiln, "sample", "--run", place / "run", *steps, "--out", tmp_path / "out", *more)
-    assert expected in message
+    assert expected in refusal("sample", "--run", place / "run", *steps, "--out", tmp_path / "out", *more)
     # The right command is not taken for one of other settings then.
     assert not list(tmp_path.glob("out/*"))
 
@@ -93,31 +86,28 @@ def test_sample(kiln, place, tmp_path, more, expected):
     (["--batch", 10**9], "--batch at most 1048576"),
     (["--threads", -1], "--threads expects 0 (all processors) to 1024, got -1"),
 ])
-def test_extract(kiln, place, tmp_path, more, expected):
+def test_extract(place, tmp_path, more, expected):
     command = ["extract", "--data", place / "pictures", "--autoencoder", "pixels", "--out", tmp_path / "out"]
     if "--image-size" not in more:
         more = [*more, "--image-size", SIZE]
-    assert expected in refusal(kiln, *command, *more)
+    assert expected in refusal(*command, *more)
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_that_fit_are_where_training_starts(kiln, place, tmp_path):
+def test_weights_that_fit_are_where_training_starts(place, tmp_path):
     """Also through the pre-flight, which plans on tensors without data."""
     command = ["train", *MODEL, "--data", place / "store", "--max-steps", 1, "--out"]
-    result = kiln(*command, tmp_path / "out", "--weights", place / "weights.safetensors")
-    assert result.returncode == 0, result.stderr
+    succeed(*command, tmp_path / "out", "--weights", place / "weights.safetensors")
     # They are the average of a run of one step: other than fresh ones.
-    losses = [[json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines() if '"loss"' in line]
-              for folder in (place / "run", tmp_path / "out")]
-    assert losses[0][0] != losses[1][0]
+    assert losses(place / "run")[0] != losses(tmp_path / "out")[0]
 
 
-def test_paths_may_have_spaces_and_other_bytes(kiln, place, tmp_path):
+def test_paths_may_have_spaces_and_other_bytes(place, tmp_path):
     """What cannot be kept as text in config.toml is refused before anything is written."""
     spaced = tmp_path / "a run"
-    assert kiln("train", *MODEL, "--data", place / "store", "--out", spaced, "--max-steps", 1).returncode == 0
-    assert kiln("sample", "--run", spaced, "--num-images", 1, "--num-sampling-steps", 2, "--out", tmp_path / "my samples",
-                "--npz", tmp_path / "my samples.npz").returncode == 0
+    succeed("train", *MODEL, "--data", place / "store", "--out", spaced, "--max-steps", 1)
+    succeed("sample", "--run", spaced, "--num-images", 1, "--num-sampling-steps", 2, "--out", tmp_path / "my samples",
+            "--npz", tmp_path / "my samples.npz")
     there = sorted(tmp_path.iterdir())
     out = bytes(tmp_path) + b"/run\xff"
     result = subprocess.run([bytes(program("kiln")), b"train", *(str(option).encode() for option in MODEL), b"--data",

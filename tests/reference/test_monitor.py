@@ -6,7 +6,8 @@ import re
 import subprocess
 
 import pytest
-from conftest import run_program
+from conftest import assert_refused, succeed
+from run_files import step_lines
 
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
            "--data", "synthetic", "--autoencoder", "pixels", "--image-size", 16, "--global-batch", 8, "--objective", "flow",
@@ -33,26 +34,26 @@ int nvmlDeviceGetMemoryInfo(void* handle, unsigned long long* memory) {
 
 
 def train(out, *extra, environment=None):
-    return run_program("kiln", "train", *OPTIONS, "--out", out, *extra, timeout=120, env=environment)
+    return succeed("train", *OPTIONS, "--out", out, *extra, timeout=120, env=environment)
 
 
-def log_of(out):
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
+def with_nvml(folder, power, **environment):
+    """The environment in which NVML is FAKE_NVML, whose readings of power are by the C code `power`."""
+    (folder / "nvml.c").write_text(FAKE_NVML % power)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "nvml.c"], check=True)
+    return {"LD_LIBRARY_PATH": str(folder)} | environment
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
     result = train(out, "--max-steps", 6, "--profile", "3:4", "--recompute", "0")
-    assert result.returncode == 0, result.stderr
     return out, result.stdout
 
 
 def test_the_progress_line_tells_what_is_known(tmp_path):
     """Batches that wait, and the time that is left once a step has been timed."""
     result = train(tmp_path / "run", "--max-steps", 3, "--log-every", 1)
-    assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("step ")]
     assert len(lines) == 3
     assert all(re.search(r"  ready [0-4]\.\d", line) for line in lines)
@@ -61,7 +62,7 @@ def test_the_progress_line_tells_what_is_known(tmp_path):
 
 def test_phases_and_loader_are_logged(run):
     out, stdout = run
-    for line in log_of(out):
+    for line in step_lines(out):
         assert set(line["phase_s"]) == PHASES
         assert all(seconds >= 0 for seconds in line["phase_s"].values())
         step_s = 8 / line["images_per_s"]
@@ -94,8 +95,7 @@ def test_profile_is_a_chrome_trace_of_the_asked_steps(run):
 
 
 def test_a_profile_shows_what_ranks_send_beside_what_is_computed(tmp_path):
-    result = train(tmp_path, "--max-steps", 3, "--profile", "2:3", "--nproc", 2, "--zero-stage", 3)
-    assert result.returncode == 0, result.stderr
+    train(tmp_path, "--max-steps", 3, "--profile", "2:3", "--nproc", 2, "--zero-stage", 3)
     events = json.loads((tmp_path / "profile-2-3.json").read_text())["traceEvents"]
     slices = [event for event in events if event.get("ph") == "X"]
     sent = [event for event in slices if event["name"].startswith("gloo:")]
@@ -108,21 +108,16 @@ def test_a_profile_shows_what_ranks_send_beside_what_is_computed(tmp_path):
 
 @pytest.mark.parametrize("text", ["5", "4:2", "0:3", "a:b"])
 def test_impossible_profiles_are_refused(tmp_path, text):
-    result = train(tmp_path / "run", "--profile", text)
-    assert result.returncode != 0
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert "FROM:TO" in result.stderr and f"'{text}'" in result.stderr
+    assert_refused(["train", *OPTIONS, "--out", tmp_path / "run", "--profile", text], "FROM:TO", f"'{text}'", code=None,
+                   timeout=120)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("knows_power", [True, False])
 def test_gpu_readings_come_from_nvml(tmp_path, knows_power):
-    source = tmp_path / "nvml.c"
-    source.write_text(FAKE_NVML % ("*milliwatts = 312500; return 0;" if knows_power else "return 3;"))
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
-    result = train(tmp_path / "run", "--max-steps", 2, environment={"LD_LIBRARY_PATH": str(tmp_path)})
-    assert result.returncode == 0, result.stderr
-    [line] = log_of(tmp_path / "run")
+    environment = with_nvml(tmp_path, "*milliwatts = 312500; return 0;" if knows_power else "return 3;")
+    train(tmp_path / "run", "--max-steps", 2, environment=environment)
+    [line] = step_lines(tmp_path / "run")
     assert line["gpu_utilisation"] == pytest.approx(0.87)
     assert line["gpu_memory_bytes"] == 3 << 30
     assert line["gpu_memory_total_bytes"] == 80 << 30
@@ -131,13 +126,9 @@ def test_gpu_readings_come_from_nvml(tmp_path, knows_power):
 
 def test_every_gpu_of_the_machine_is_told_of(tmp_path):
     """Those of the other ranks, too."""
-    source = tmp_path / "nvml.c"
-    source.write_text(FAKE_NVML % "*milliwatts = 312500; return 0;")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
-    result = train(tmp_path / "run", "--max-steps", 2, "--nproc", 2, "--threads", 1,
-                   environment={"LD_LIBRARY_PATH": str(tmp_path), "PATH": os.environ["PATH"]})
-    assert result.returncode == 0, result.stderr
-    [line] = log_of(tmp_path / "run")
+    environment = with_nvml(tmp_path, "*milliwatts = 312500; return 0;", PATH=os.environ["PATH"])
+    train(tmp_path / "run", "--max-steps", 2, "--nproc", 2, "--threads", 1, environment=environment)
+    [line] = step_lines(tmp_path / "run")
     assert len(line["gpus"]) == 2 and line["gpu_utilisation"] == pytest.approx(0.87)
     for gpu in line["gpus"]:
         assert gpu["utilisation"] == pytest.approx(0.87) and gpu["memory_total_bytes"] == 80 << 30
@@ -147,7 +138,6 @@ def test_every_gpu_of_the_machine_is_told_of(tmp_path):
 
 def test_a_broken_nvml_is_as_none(tmp_path):
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"not a library")
-    result = train(tmp_path / "run", "--max-steps", 2, environment={"LD_LIBRARY_PATH": str(tmp_path)})
-    assert result.returncode == 0, result.stderr
-    [line] = log_of(tmp_path / "run")
+    train(tmp_path / "run", "--max-steps", 2, environment={"LD_LIBRARY_PATH": str(tmp_path)})
+    [line] = step_lines(tmp_path / "run")
     assert "gpu_utilisation" not in line

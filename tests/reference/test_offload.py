@@ -1,11 +1,11 @@
 """`kiln train` with its optimizer's state elsewhere: the same losses to the last digit, and messages for what cannot be."""
 
-import json
 import resource
 import subprocess
 
 import pytest
-from conftest import FULL, program
+from conftest import FULL, assert_refused, program, succeed, without_warnings
+from run_files import step_lines
 
 TINY = ("train", "--data", "synthetic", "--model", "dit", "--hidden-size", "32", "--depth", "2", "--num-heads", "2",
         "--patch-size", "4", "--image-size", "64", "--global-batch", "4", "--max-steps", "4", "--log-every", "1",
@@ -16,29 +16,23 @@ WEIGHTS = ("--offload-params", "nvme")
 BOTH = (*WEIGHTS, "--offload-optimizer", "nvme")
 
 
-def losses(run):
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
-
-
-def trained(kiln, run, *options):
-    done = kiln(*TINY, "--out", run, *options)
-    assert done.returncode == 0, done.stderr
-    return done, losses(run)
+def trained(run, *options):
+    done = succeed(*TINY, "--out", run, *options)
+    return done, {line["step"]: line["loss"] for line in step_lines(run)}
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_nvme_trains_what_memory_trains_and_either_resumes_the_other(kiln, tmp_path, dtype):
+def test_nvme_trains_what_memory_trains_and_either_resumes_the_other(tmp_path, dtype):
     common = ("--compute-dtype", dtype)
     nvme = ("--offload-optimizer", "nvme", "--nvme-path", tmp_path, "--nvme-block-size", "4096", "--nvme-queue-depth", "4")
-    _, expected = trained(kiln, tmp_path / "none", *common)
-    _, offloaded = trained(kiln, tmp_path / "nvme", *common, *nvme)
+    _, expected = trained(tmp_path / "none", *common)
+    _, offloaded = trained(tmp_path / "nvme", *common, *nvme)
     assert offloaded == expected
     ways = {"to": ((), nvme), "from": (nvme, ())}
     for name in ways if FULL else ["to" if dtype == "f32" else "from"]:
         first, second = ways[name]
-        trained(kiln, tmp_path / name, *common, *first, "--max-steps", "2")
-        _, resumed = trained(kiln, tmp_path / name, *common, *second)
+        trained(tmp_path / name, *common, *first, "--max-steps", "2")
+        _, resumed = trained(tmp_path / name, *common, *second)
         assert resumed == expected
     assert not list(tmp_path.glob(".kiln-state-*"))
 
@@ -48,24 +42,24 @@ WAYS = {"weights": (WEIGHTS, WEIGHTS), "both": (BOTH, BOTH), "to": ((), BOTH), "
 
 
 @pytest.mark.parametrize("ranks, ways", [(1, list(WAYS)), (2, list(WAYS) if FULL else ["both", "from"])], ids=["1", "2"])
-def test_weights_on_nvme_train_what_memory_trains_and_either_resumes_the_other(kiln, tmp_path, ranks, ways):
+def test_weights_on_nvme_train_what_memory_trains_and_either_resumes_the_other(tmp_path, ranks, ways):
     """One rank too: stage 3 then means that segments come from the disk one by one."""
     common = ("--zero-stage", "3", "--micro-batch", "1", "--compute-dtype", "bf16", "--nproc", ranks)
     disk = ("--nvme-path", tmp_path, "--nvme-block-size", "4096")
-    _, expected = trained(kiln, tmp_path / "none", *common)
+    _, expected = trained(tmp_path / "none", *common)
     for name in ways:
         first, second = ((*options, *disk) if options else () for options in WAYS[name])
-        trained(kiln, tmp_path / name, *common, *first, "--max-steps", "2")
-        done, resumed = trained(kiln, tmp_path / name, *common, *second)
+        trained(tmp_path / name, *common, *first, "--max-steps", "2")
+        done, resumed = trained(tmp_path / name, *common, *second)
         assert resumed == expected
         assert "--zero-stage has no effect" not in done.stderr or not second
         assert "--nvme-path has no effect" not in done.stderr
     assert not list(tmp_path.glob(".kiln-state-*"))
 
 
-def test_on_a_cpu_its_memory_is_the_hosts(kiln, tmp_path):
-    _, expected = trained(kiln, tmp_path / "none")
-    done, offloaded = trained(kiln, tmp_path / "cpu", "--offload-optimizer", "cpu", "--nvme-path", tmp_path)
+def test_on_a_cpu_its_memory_is_the_hosts(tmp_path):
+    _, expected = trained(tmp_path / "none")
+    done, offloaded = trained(tmp_path / "cpu", "--offload-optimizer", "cpu", "--nvme-path", tmp_path)
     assert "warning: --nvme-path has no effect without --offload-optimizer nvme or --offload-params nvme" in done.stderr
     assert "warning: --offload-optimizer cpu has no effect on a CPU" in done.stderr
     assert offloaded == expected
@@ -91,11 +85,8 @@ def test_on_a_cpu_its_memory_is_the_hosts(kiln, tmp_path):
     (("--offload-optimizer", "nvme", "--nvme-path", "/proc"),
      "--nvme-path expects a folder that exists and can be written to, got /proc"),
 ])
-def test_what_cannot_be_is_refused_in_one_line(kiln, tmp_path, options, message):
-    done = kiln(*TINY, "--out", tmp_path / "run", *options)
-    assert done.returncode != 0
-    assert message in done.stderr
-    assert len([line for line in done.stderr.splitlines() if not line.startswith("warning")]) == 1
+def test_what_cannot_be_is_refused_in_one_line(tmp_path, options, message):
+    assert_refused([*TINY, "--out", tmp_path / "run", *options], message, code=None, lines=without_warnings)
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
 
@@ -106,7 +97,7 @@ def test_a_disk_without_room_is_refused_before_training(tmp_path, what):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
     assert done.returncode == 1
-    [line] = [line for line in done.stderr.splitlines() if not line.startswith("warning")]
+    [line] = without_warnings(done.stderr)
     assert "GiB free, the offloaded state needs" in line and "File too large" in line
     assert "give another --nvme-path" in line
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))

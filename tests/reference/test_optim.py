@@ -18,27 +18,38 @@ def recording(scale=1.0, seed=0, shapes=SHAPES):
     return inputs
 
 
-def torch_adamw(inputs, grad_clip=None, **options):
-    parameters = {key: torch.nn.Parameter(inputs[f"param.{key}"].clone()) for key in SHAPES}
-    optimizer = torch.optim.AdamW(parameters.values(), **options)
-    want = {}
+def steps_of(make_optimizer, inputs, before_step=lambda parameters: {}, seen=lambda tensor: tensor):
+    """Weights after each step of an optimizer of torch by their names in Kiln's outputs. seen: the shape in which it
+    sees a tensor; before_step(parameters) -> further outputs of the step."""
+    parameters = {name.removeprefix("param."): torch.nn.Parameter(seen(value.clone())) for name, value in inputs.items()
+                  if name.startswith("param.")}
+    optimizer, want = make_optimizer(parameters.values()), {}
     for step in range(STEPS):
         for key, parameter in parameters.items():
-            parameter.grad = inputs[f"grad.{step}.{key}"].clone()
-        if grad_clip is not None:
-            want[f"grad_norm.{step}"] = torch.nn.utils.clip_grad_norm_(parameters.values(), grad_clip).reshape(1)
+            parameter.grad = seen(inputs[f"grad.{step}.{key}"].clone())
+        want |= {f"{name}.{step}": value for name, value in before_step(parameters.values()).items()}
         optimizer.step()
-        want |= {f"param.{step}.{key}": parameter.detach().clone() for key, parameter in parameters.items()}
+        want |= {f"param.{step}.{key}": parameter.detach().clone().reshape(inputs[f"param.{key}"].shape)
+                 for key, parameter in parameters.items()}
     return want
 
 
-def assert_moved_alike(got, want, start, tolerance=1e-4):
+def torch_adamw(inputs, grad_clip=None, **options):
+    def clip(parameters):
+        if grad_clip is None:
+            return {}
+        return {"grad_norm": torch.nn.utils.clip_grad_norm_(parameters, grad_clip).reshape(1)}
+
+    return steps_of(lambda parameters: torch.optim.AdamW(parameters, **options), inputs, clip)
+
+
+def assert_moved_alike(got, want, inputs, tolerance=1e-4, kind="param"):
     """Displacements from the start agree: a relative check of the weights themselves would hide a wrong update."""
     for name, tensor in want.items():
         if name.startswith("grad_norm"):
             assert torch.allclose(got[name], tensor, rtol=1e-5)
             continue
-        origin = start(name)
+        origin = inputs[f"{kind}." + name.split(".", 2)[2]]
         moved = (tensor - origin).norm()
         assert moved > 0, name
         assert (got[name] - tensor).norm() <= tolerance * moved, name
@@ -61,7 +72,7 @@ def test_adamw(conformance, options, grad_clip):
     got = conformance("optim", config=config, inputs=inputs)
     want = torch_adamw(inputs, grad_clip, **options)
     assert set(want) <= set(got)
-    assert_moved_alike(got, want, lambda name: inputs["param." + name.split(".", 2)[2]])
+    assert_moved_alike(got, want, inputs)
 
 
 # Every rank, and every kind that one of the variants factors in its own way.
@@ -77,20 +88,13 @@ def as_sana_sees(tensor):
 
 
 def came_pytorch_steps(inputs, variant, grad_clip=None, **options):
-    seen = as_sana_sees if variant == "sana" else lambda tensor: tensor
-    keys = [name.removeprefix("param.") for name in inputs if name.startswith("param.")]
-    parameters = {key: torch.nn.Parameter(seen(inputs[f"param.{key}"].clone())) for key in keys}
-    optimizer = came_pytorch.CAME(parameters.values(), **options)
-    want = {}
-    for step in range(STEPS):
-        for key, parameter in parameters.items():
-            parameter.grad = seen(inputs[f"grad.{step}.{key}"].clone())
+    def clip(parameters):
         if grad_clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters.values(), grad_clip)
-        optimizer.step()
-        want |= {f"param.{step}.{key}": parameter.detach().clone().reshape(inputs[f"param.{key}"].shape)
-                 for key, parameter in parameters.items()}
-    return want
+            torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
+        return {}
+
+    seen = as_sana_sees if variant == "sana" else lambda tensor: tensor
+    return steps_of(lambda parameters: came_pytorch.CAME(parameters, **options), inputs, clip, seen)
 
 
 CAME = {  # of gradients of some size
@@ -107,16 +111,14 @@ def test_came(conformance, scale, options, variant):
     inputs = recording(scale, shapes=CAME_SHAPES)
     config = dict(type="came", steps=STEPS, **options) | ({"variant": variant} if variant else {})
     got = conformance("optim", config=config, inputs=inputs)
-    assert_moved_alike(got, came_pytorch_steps(inputs, variant, **options),
-                       lambda name: inputs["param." + name.split(".", 2)[2]], tolerance=2e-5)
+    assert_moved_alike(got, came_pytorch_steps(inputs, variant, **options), inputs, tolerance=2e-5)
 
 
 def test_came_follows_the_clipped_gradient(conformance):
     inputs = recording(shapes=CAME_SHAPES)
     got = conformance("optim", config=dict(type="came", steps=STEPS, lr=1e-3, eps=[1e-4, 1e-4], grad_clip=0.01),
                       inputs=inputs)
-    assert_moved_alike(got, came_pytorch_steps(inputs, None, grad_clip=0.01, lr=1e-3, eps=(1e-4, 1e-4)),
-                       lambda name: inputs["param." + name.split(".", 2)[2]])
+    assert_moved_alike(got, came_pytorch_steps(inputs, None, grad_clip=0.01, lr=1e-3, eps=(1e-4, 1e-4)), inputs)
 
 
 @pytest.mark.parametrize("options", [dict(lr=1e-3), dict(lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)],
@@ -138,15 +140,8 @@ def test_adamw_8bit(conformance, options, monkeypatch):
     inputs = recording(shapes=shapes)
     options = dict(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0) | options
     got = conformance("optim", config=dict(type="adamw-8bit", steps=STEPS, **options), inputs=inputs)
-    parameters = {key: torch.nn.Parameter(inputs[f"param.{key}"].clone()) for key in shapes}
-    optimizer = bitsandbytes.optim.AdamW8bit(parameters.values(), **options)
-    want = {}
-    for step in range(STEPS):
-        for key, parameter in parameters.items():
-            parameter.grad = inputs[f"grad.{step}.{key}"].clone()
-        optimizer.step()
-        want |= {f"param.{step}.{key}": parameter.detach().clone() for key, parameter in parameters.items()}
-    assert_moved_alike(got, want, lambda name: inputs["param." + name.split(".", 2)[2]], tolerance=2e-5)
+    want = steps_of(lambda parameters: bitsandbytes.optim.AdamW8bit(parameters, **options), inputs)
+    assert_moved_alike(got, want, inputs, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("schedule", [None, "diffusers"])
@@ -170,19 +165,16 @@ def test_ema(conformance, decay, schedule):
             for shadow, weight in zip(model.shadow_params, weights):
                 shadow.mul_(decay).add_(weight.detach(), alpha=1 - decay)
         want |= {f"ema.{step}.{key}": shadow.clone() for key, shadow in zip(SHAPES, model.shadow_params)}
-    assert_moved_alike(got, want, lambda name: inputs["ema." + name.split(".", 2)[2]], tolerance=2e-3)
+    assert_moved_alike(got, want, inputs, tolerance=2e-3, kind="ema")
 
 
 def test_bad_input_is_one_line(conformance):
     inputs = recording()
-    assert "adamw" in conformance("optim", config=dict(type="sgd", lr=1.0, steps=1), inputs=inputs, expect_error=True)
-    assert "sana" in conformance("optim", config=dict(type="came", variant="adafactor", lr=1.0, steps=1), inputs=inputs,
-                                 expect_error=True)
-    assert "lr" in conformance("optim", config=dict(type="adamw", steps=1), inputs=inputs, expect_error=True)
-    assert "nesterov" in conformance("optim", config=dict(type="adamw", lr=1.0, nesterov=True, steps=1), inputs=inputs,
-                                     expect_error=True)
-    assert "grad.5" in conformance("optim", config=dict(type="adamw", lr=1.0, steps=6), inputs=inputs,
-                                   expect_error=True)
+    for expected, config in (("adamw", dict(type="sgd", lr=1.0, steps=1)), ("lr", dict(type="adamw", steps=1)),
+                             ("sana", dict(type="came", variant="adafactor", lr=1.0, steps=1)),
+                             ("nesterov", dict(type="adamw", lr=1.0, nesterov=True, steps=1)),
+                             ("grad.5", dict(type="adamw", lr=1.0, steps=6))):
+        assert expected in conformance("optim", config=config, inputs=inputs, expect_error=True)
 
 
 def test_null_is_the_default(conformance):
@@ -190,8 +182,7 @@ def test_null_is_the_default(conformance):
     config = dict(type="adamw", lr=1e-3, steps=STEPS)
     got = conformance("optim", inputs=inputs,
                       config=config | dict(betas=None, eps=None, weight_decay=None, grad_clip=None, _note="any"))
-    assert_moved_alike(got, torch_adamw(inputs, lr=1e-3, weight_decay=0),
-                       lambda name: inputs["param." + name.split(".", 2)[2]])
+    assert_moved_alike(got, torch_adamw(inputs, lr=1e-3, weight_decay=0), inputs)
     assert not any(name.startswith("grad_norm") for name in got)
 
 

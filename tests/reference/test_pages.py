@@ -5,7 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, run_program
+from conftest import REPOSITORY, succeed
 from PIL import Image
 from pipelines import tiny_kl
 
@@ -43,15 +43,14 @@ def test_no_page_is_long(page):
     assert page.name in ("deepspeed_keys.md", "options.md") or len(text.split()) <= most
 
 
-def test_options_of_commands_exist(kiln):
+def test_options_of_commands_exist():
     options = {}
     for page in PAGES:
         text = page.read_text().replace("\\\n", " ")
         for command, arguments in re.findall(r"(?:^|[`\s(])kiln ([a-z]+)\b([^`|#\n]*)", text, re.MULTILINE):
             named = re.findall(r"(?<![\w-])--[a-z][\w-]*", arguments)
             if named and command not in options:
-                shown = kiln(command, "--help", "all")
-                assert shown.returncode == 0, f"{page.name}: kiln {command}"
+                shown = succeed(command, "--help", "all")
                 options[command] = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.stdout))
             assert set(named) <= options.get(command, set()), f"{page.name}: kiln {command}{arguments}"
     assert len(options) > 8
@@ -97,8 +96,7 @@ def test_the_run_of_the_readme_runs(tmp_path):
         given = [option for option in SMALL[name] if option.startswith("--")]
         kept = [part for index, part in enumerate(options)
                 if part not in given and (index == 0 or options[index - 1] not in given)]
-        result = run_program("kiln", name, *kept, *SMALL[name], cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
+        succeed(name, *kept, *SMALL[name], cwd=tmp_path)
     assert len(np.load(tmp_path / "samples.npz")["arr_0"]) == 3
     assert (tmp_path / "dit-xl-2/model_index.json").exists()
 

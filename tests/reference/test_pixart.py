@@ -3,8 +3,8 @@ training loop on dropped, ragged captions."""
 
 import pytest
 import torch
-from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of,
-                       violation)
+from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_guided_samples,
+                       gradients_by_name, trained_by_torch, violation)
 from diffusers import PixArtTransformer2DModel
 from dit_torch import randomise_
 from pixart_torch import PixArt
@@ -53,9 +53,12 @@ def run_torch(model, inputs, autocast=False):
     arguments = {key: value for key, value in inputs.items() if key != "grad_output"}
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = model(**arguments)
-    trainable = dict(model.named_parameters())
-    gradients = torch.autograd.grad((output * inputs["grad_output"]).sum(), trainable.values())
-    return output.detach(), dict(zip(trainable, gradients))
+    return output.detach(), gradients_by_name(model, (output * inputs["grad_output"]).sum())
+
+
+def compare(conformance, config, model, inputs, name="pixart", run=run_torch):
+    got = conformance("forward", "--backward", model=name, config=config, weights=model.state_dict(), inputs=inputs)
+    assert_equals(got, run(model, inputs))
 
 
 def random_pixart(config, seed=0):
@@ -66,12 +69,7 @@ def random_pixart(config, seed=0):
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_output_and_gradients_equal_torch(conformance, config):
-    model, inputs = random_pixart(config), inputs_of(config)
-    outputs = conformance("forward", "--backward", model="pixart", config=config, weights=model.state_dict(),
-                          inputs=inputs)
-    want, want_gradients = run_torch(model, inputs)
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), want_gradients)
+    compare(conformance, config, random_pixart(config), inputs_of(config))
 
 
 @pytest.mark.parametrize("change", [dict(drop=torch.tensor([1, 0, 1])), dict(caption_mask=None),
@@ -79,13 +77,8 @@ def test_output_and_gradients_equal_torch(conformance, config):
                                     dict(drop=torch.tensor([1, 1, 1]), caption_mask=None)],
                          ids=["dropped", "no mask", "a caption without tokens", "all dropped, no mask"])
 def test_captions(conformance, change):
-    model, inputs = random_pixart(TINY), inputs_of(TINY)
-    inputs = {key: value for key, value in (inputs | change).items() if value is not None}
-    outputs = conformance("forward", "--backward", model="pixart", config=TINY, weights=model.state_dict(),
-                          inputs=inputs)
-    want, want_gradients = run_torch(model, inputs)
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), want_gradients)
+    inputs = {key: value for key, value in (inputs_of(TINY) | change).items() if value is not None}
+    compare(conformance, TINY, random_pixart(TINY), inputs)
 
 
 @pytest.mark.parametrize("name", ["tiny", "compression", "qk norm", "micro-conditions"])
@@ -96,8 +89,7 @@ def test_bf16_errs_no_more_than_autocast(conformance, name):
                           inputs=inputs, dtype="bf16")
     want, want_gradients = run_torch(model, inputs)
     theirs, _ = run_torch(model, inputs, autocast=True)
-    assert_close(outputs["output"], want, FORWARD_BF16)
-    assert_gradients_close(gradients_of(outputs), want_gradients, GRADIENT_BF16, peak=False)
+    assert_equals(outputs, (want, want_gradients), FORWARD_BF16, GRADIENT_BF16, peak=False)
     error = lambda got: ((got.float() - want).norm() / want.norm()).item()
     assert 0.1 * error(theirs) < error(outputs["output"]) <= 1.5 * error(theirs)
 
@@ -143,9 +135,7 @@ def run_diffusers(model, inputs):
         conditions = dict(resolution=inputs["img_hw"], aspect_ratio=inputs["aspect_ratio"])
     output = model(inputs["x"], encoder_hidden_states=inputs["caption_embeds"], timestep=inputs["t"],
                    added_cond_kwargs=conditions, encoder_attention_mask=inputs.get("caption_mask")).sample
-    trainable = dict(model.named_parameters())
-    gradients = torch.autograd.grad((output * inputs["grad_output"]).sum(), trainable.values())
-    return output.detach(), dict(zip(trainable, gradients))
+    return output.detach(), gradients_by_name(model, (output * inputs["grad_output"]).sum())
 
 
 def diffusers_inputs(config):
@@ -158,12 +148,7 @@ def diffusers_inputs(config):
 @pytest.mark.parametrize("config", DIFFUSERS_CONFIGS.values(), ids=DIFFUSERS_CONFIGS.keys())
 def test_output_and_gradients_equal_diffusers(conformance, config):
     model = randomise_(PixArtTransformer2DModel(**config)).eval()
-    inputs = diffusers_inputs(config)
-    outputs = conformance("forward", "--backward", model="pixart_diffusers", config=dict(model.config),
-                          weights=model.state_dict(), inputs=inputs)
-    want, want_gradients = run_diffusers(model, inputs)
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), want_gradients)
+    compare(conformance, dict(model.config), model, diffusers_inputs(config), "pixart_diffusers", run_diffusers)
 
 
 @pytest.mark.parametrize("norm_eps", [1e-6, 1e-3])
@@ -198,9 +183,8 @@ def test_drop_needs_a_null_caption(conformance):
     (dict(activation="relu"), "activation"),
 ])
 def test_bad_diffusers_configs_name_the_key(conformance, change, expected):
-    message = conformance("forward", model="pixart_diffusers", config=DIFFUSERS | change,
-                          weights={"a": torch.zeros(1)}, inputs=diffusers_inputs(DIFFUSERS), expect_error=True)
-    assert expected in message
+    assert expected in conformance("forward", model="pixart_diffusers", config=DIFFUSERS | change,
+                                   weights={"a": torch.zeros(1)}, inputs=diffusers_inputs(DIFFUSERS), expect_error=True)
 
 
 # --- init ---
@@ -266,19 +250,15 @@ def test_twenty_steps_on_dropped_ragged_captions_equal_torch(conformance):
     got = conformance("train", model="pixart", model_config=config, weights=start,
                       config=dict(loss=loss, optimizer=dict(type="adamw", **adamw), grad_clip=0.5, ema_decay=0.9),
                       batches_file=batches)
-    parameters = list(model.parameters())
-    optimizer, losses = torch.optim.AdamW(parameters, **adamw), []
-    for step in range(steps):
+
+    def loss_of(step):
         row = {key: value[step] for key, value in batches.items()}
         output = model(noised(row["x_start"], row["noise"], row["t"]), row["t"].float(), row["caption_embeds"],
                        row["caption_mask"], row["drop"])
-        optimizer.zero_grad()
-        total = IddpmLoss.apply(output, row["x_start"], row["noise"], row["t"])
-        total.backward()
-        losses.append(total.item())
-        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-        optimizer.step()
-    assert_close(got["losses"], torch.tensor(losses), 1e-4)
+        return IddpmLoss.apply(output, row["x_start"], row["noise"], row["t"])
+
+    losses, _ = trained_by_torch(list(model.parameters()), loss_of, steps, clip=0.5, **adamw)
+    assert_close(got["losses"], losses, 1e-4)
     trained = {key: comparable(key, value.detach()) for key, value in model.named_parameters()}
     moved = {key: comparable(key, got[f"param.{key}"]) for key in trained}
     assert_moved_alike(moved, trained, {key: comparable(key, start[key]) for key in trained}, 1e-2)
@@ -288,21 +268,8 @@ def test_twenty_steps_on_dropped_ragged_captions_equal_torch(conformance):
 
 def test_samples_with_guidance_equal_torch(conformance):
     """The conditional and the unconditional half have captions and masks of their own; sigma is dropped first."""
-    model = random_pixart(TINY)
-    cond, uncond = inputs_of(TINY, batch=2, seed=4), inputs_of(TINY, batch=2, seed=5)
-    steps, scale = 5, 4.5
-    inputs = {"noise": cond["x"], "caption_embeds": cond["caption_embeds"], "caption_mask": cond["caption_mask"],
-              "uncond_caption_embeds": uncond["caption_embeds"], "uncond_caption_mask": uncond["caption_mask"].flip(0)}
-    config = dict(sampler=dict(type="ddim", steps=steps, scheduler=dict(clip_sample=False)), cfg_scale=scale)
-    got = conformance("sample", model="pixart", model_config=TINY, weights=model.state_dict(), config=config,
-                      inputs=inputs)
     from diffusers import DDIMScheduler
-    scheduler = DDIMScheduler(clip_sample=False)
-    scheduler.set_timesteps(steps)
-    x = inputs["noise"]
-    with torch.no_grad():
-        for i, t in enumerate(scheduler.timesteps):
-            halves = [model(x, t.float().expand(2), inputs[prefix + "caption_embeds"],
-                            inputs[prefix + "caption_mask"])[:, :4] for prefix in ("", "uncond_")]
-            x = scheduler.step(halves[1] + scale * (halves[0] - halves[1]), t, x).prev_sample
-            assert_close(got["samples"][i], x, 1e-3)
+    model, settings = random_pixart(TINY), dict(clip_sample=False)
+    halves = [inputs_of(TINY, batch=2, seed=seed) for seed in (4, 5)]
+    assert_guided_samples(conformance, "pixart", TINY, model, halves, "ddim", DDIMScheduler(**settings), settings,
+                          lambda x, t, *captions: model(x, t, *captions)[:, :4], steps=5)

@@ -10,40 +10,33 @@ import time
 
 import pytest
 from browser import parts_of
-from conftest import FULL, REPOSITORY, program, run_program
+from conftest import FULL, REPOSITORY, assert_refused, program, read_json, succeed
+from run_files import step_lines
 
 XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--gpus", "8"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--gpu", "A100-80H"], "A100-80G"),
-        (["--gpu", "H100", "--gpus", "8", "--global-batch", "100"], "--global-batch 96, or --global-batch 104"),
-        (["--gpu", "H100", "--zero-stage", "2"], "give --gpus 2, or --zero-stage 0"),
-        (["--gpu", "V100", "--compute-dtype", "bf16"], "fp16"),
-        (["--gpu", "H100", "--data", "/nonexistent"], "--data"),
-        (["--gpu", "H100", "--micro-batch", "512"], "--micro-batch"),
-        (["--gpu", "H100", "--html", "/nonexistent/report.html"], "/nonexistent"),
-        (["--gpu", "H100", "--calibrate", "--calibrate-seconds", "0"], "--calibrate-seconds"),
-        (["--gpu", "H100", "--measure-seconds", "5"], "which is not H100"),
-        (["--gpu", "H100", "--gpus-per-node", "-1"], "--gpus-per-node expects 0 or more"),
-        (["--gpu", "cpu", "--network-gbit", "10"], "a plan for CPUs is for one machine"),
-        (["--gpu", "H100", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour"),
-        (["--gpu", "H100", "--price-per-gpu-hour", "1", "--cost-per-hour", "8"], "give one"),
-    ],
-)
-def test_refuses_in_one_line(kiln, arguments, expected):
-    result = kiln("plan", *arguments)
-    assert result.returncode == 1
-    assert expected in result.stderr
-    assert result.stderr.count("\n") == 1
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["--gpu", "A100-80H"], "A100-80G"),
+    (["--gpu", "H100", "--gpus", "8", "--global-batch", "100"], "--global-batch 96, or --global-batch 104"),
+    (["--gpu", "H100", "--zero-stage", "2"], "give --gpus 2, or --zero-stage 0"),
+    (["--gpu", "V100", "--compute-dtype", "bf16"], "fp16"),
+    (["--gpu", "H100", "--data", "/nonexistent"], "--data"),
+    (["--gpu", "H100", "--micro-batch", "512"], "--micro-batch"),
+    (["--gpu", "H100", "--html", "/nonexistent/report.html"], "/nonexistent"),
+    (["--gpu", "H100", "--calibrate", "--calibrate-seconds", "0"], "--calibrate-seconds"),
+    (["--gpu", "H100", "--measure-seconds", "5"], "which is not H100"),
+    (["--gpu", "H100", "--gpus-per-node", "-1"], "--gpus-per-node expects 0 or more"),
+    (["--gpu", "cpu", "--network-gbit", "10"], "a plan for CPUs is for one machine"),
+    (["--gpu", "H100", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour"),
+    (["--gpu", "H100", "--price-per-gpu-hour", "1", "--cost-per-hour", "8"], "give one"),
+])
+def test_refuses_in_one_line(arguments, expected):
+    assert_refused(["plan", *arguments], expected)
 
 
-def test_json_object(kiln):
-    result = kiln("plan", *XL, "--micro-batch", 32, "--json")
-    assert result.returncode == 0, result.stderr
-    plan = json.loads(result.stdout)
+def test_json_object():
+    plan = read_json("plan", *XL, "--micro-batch", 32)
     predicted = plan["predicted"]
     assert sum(predicted["by_kind"].values()) == predicted["peak_bytes"]
     assert {"load", "first step", "steady step", "checkpoint", "resume"} <= predicted["by_phase"].keys()
@@ -62,9 +55,9 @@ def test_json_object(kiln):
 def test_pictures_have_the_size_that_the_model_is_made_for(kiln, tmp_path):
     """Unless --image-size says another, in a plan, a search and a training; a command that is printed means the same."""
     sigma = ["--model", "PixArt-Sigma-XL/2-1024", "--depth", 2, "--gpu", "A100-80G", "--compute-dtype", "bf16", "--global-batch", 8]
-    plan = json.loads(kiln("plan", *sigma, "--json").stdout)
+    plan = read_json("plan", *sigma)
     assert plan["options"]["image-size"] == 1024
-    smaller = json.loads(kiln("plan", *sigma, "--image-size", 256, "--json").stdout)
+    smaller = read_json("plan", *sigma, "--image-size", 256)
     assert smaller["options"]["image-size"] == 256
     for predicted in (plan["predicted"], smaller["predicted"]):
         assert 0 < predicted["peak_share"] < 1 and predicted["internal"] == ""
@@ -73,33 +66,32 @@ def test_pictures_have_the_size_that_the_model_is_made_for(kiln, tmp_path):
     assert "1024 px" in text and "--image-size" not in text
     assert "configurations tried (compute-dtype, recompute stay as given" in text
     assert "--image-size 256" in kiln("plan", *searched, "--image-size", 256).stdout
-    several = json.loads(kiln("plan", "--search", "--model", "Sana-600M-512,DiT-S/8", "--gpu", "H100", "--gpus", 1, "--global-batch", 2,
-                              "--micro-batch", 2, "--compute-dtype", "bf16", "--recompute", "none", "--json").stdout)  # fmt: skip
+    several = read_json("plan", "--search", "--model", "Sana-600M-512,DiT-S/8", "--gpu", "H100", "--gpus", 1,
+                        "--global-batch", 2, "--micro-batch", 2, "--compute-dtype", "bf16", "--recompute", "none")
     assert all("--image-size" not in row["command"] for row in several["ranked"]) and len(several["ranked"]) == 2
-    trained = kiln("train", "--model", "sana", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 4, "--objective", "flow",
-                   "--data", "synthetic", "--global-batch", 1, "--max-steps", 1, "--peak-tflops", 1, "--out", tmp_path / "run")  # fmt: skip
-    assert trained.returncode == 0, trained.stderr
+    succeed("train", "--model", "sana", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 4,
+            "--objective", "flow", "--data", "synthetic", "--global-batch", 1, "--max-steps", 1, "--peak-tflops", 1,
+            "--out", tmp_path / "run")
     assert "image-size = 1024\n" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_advises_what_needs_no_recomputation_and_few_checkpoints(kiln):
-    run = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "B200", "--global-batch", 8, "--checkpoint-every", 1000, "--json"]
-    advice = json.loads(kiln("plan", *run, "--recompute", "all").stdout)["advice"]
+def test_advises_what_needs_no_recomputation_and_few_checkpoints():
+    run = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "B200", "--global-batch", 8,
+           "--checkpoint-every", 1000]
+    advice = read_json("plan", *run, "--recompute", "all")["advice"]
     assert any("keeping all activations takes" in line and "--recompute none" in line for line in advice)
     assert any("400 checkpoints are kept, " in line and "--keep-checkpoints 3" in line for line in advice)
-    lean = json.loads(kiln("plan", *run, "--keep-checkpoints", 2).stdout)["advice"]
+    lean = read_json("plan", *run, "--keep-checkpoints", 2)["advice"]
     assert not any("keeping all" in line or "are kept" in line for line in lean)
 
 
-def test_nodes_are_as_given(kiln):
+def test_nodes_are_as_given():
     """Five cards: in two machines of four by default, in one where --gpus-per-node says so."""
     cards = ["plan", "--model", "DiT-XL/2", "--gpu", "RTX-4090", "--gpus", 5, "--compute-dtype", "bf16", "--micro-batch", 4,
              "--recompute", "all", "--global-batch", 200, "--zero-stage", 1]
 
     def planned(*more):
-        result = kiln(*cards, *more, "--json")
-        assert result.returncode == 0, result.stderr
-        plan = json.loads(result.stdout)
+        plan = read_json(*cards, *more)
         return plan["machine"], {point["gpus"]: point["images_per_s"] for point in plan["predicted"]["scaling"]}
 
     machine, default = planned()
@@ -108,17 +100,15 @@ def test_nodes_are_as_given(kiln):
     assert planned("--network-gbit", 1)[1][5] < default[4] / 2
     machine, together = planned("--network-gbit", 1, "--gpus-per-node", 8)
     assert machine["gpus_per_node"] == 8 and together[5] > default[5]
-    searched = json.loads(kiln("plan", "--search", "--model", "DiT-S/4", "--gpu", "T4", "--gpus", 8, "--compute-dtype", "fp16",
-                               "--micro-batch", 8, "--zero-stage", 0, "--offload-optimizer", "none", "--recompute", "none",
-                               "--gpus-per-node", 8, "--json").stdout)
+    searched = read_json("plan", "--search", "--model", "DiT-S/4", "--gpu", "T4", "--gpus", 8,
+                         "--compute-dtype", "fp16", "--micro-batch", 8, "--zero-stage", 0,
+                         "--offload-optimizer", "none", "--recompute", "none", "--gpus-per-node", 8)
     assert "--nproc 8" in searched["best"][0]["command"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "came", "came-sana"])
-def test_plans_what_an_optimizer_keeps(kiln, optimizer):
-    result = kiln("plan", "--model", "DiT-S/4", "--gpu", "A100-80G", "--optimizer", optimizer, "--json")
-    assert result.returncode == 0, result.stderr
-    predicted = json.loads(result.stdout)["predicted"]
+def test_plans_what_an_optimizer_keeps(optimizer):
+    predicted = read_json("plan", "--model", "DiT-S/4", "--gpu", "A100-80G", "--optimizer", optimizer)["predicted"]
     assert predicted["by_kind"]["moments"] == pytest.approx(predicted["optimizer_bytes"][optimizer], rel=0.01)
 
 
@@ -142,9 +132,9 @@ def test_takes_under_a_second_and_a_gibibyte():
     assert kilobytes < 1 << 20
 
 
-def test_html_is_one_file(kiln, tmp_path):
+def test_html_is_one_file(tmp_path):
     report = tmp_path / "plan.html"
-    assert kiln("plan", *XL, "--html", report).returncode == 0
+    succeed("plan", *XL, "--html", report)
     assert len(parts_of(report, "plot")) >= 2
     html = report.read_text()
     assert "steady step" in html
@@ -161,19 +151,15 @@ def test_store_gives_shape_and_size(kiln, tmp_path):
         "num_flips": 1, "dtype": "BF16", "class_names": ["a", "b"], "source": None, "shards": [],
     }  # fmt: skip
     (tmp_path / "store.json").write_text(json.dumps(store))
-    arguments = ["plan", "--model", "DiT-S/2", "--gpu", "T4", "--data", tmp_path, "--json"]
-    assert "--image-size 192" in kiln(*arguments, "--image-size", 256).stderr
-    result = kiln(*arguments, "--dataset-size", 1000)
-    assert result.returncode == 0, result.stderr
-    predicted = json.loads(result.stdout)["predicted"]
-    assert predicted["store_bytes"] == 1000 * 16 * 24 * 24 * 2
+    arguments = ["plan", "--model", "DiT-S/2", "--gpu", "T4", "--data", tmp_path]
+    assert "--image-size 192" in kiln(*arguments, "--image-size", 256, "--json").stderr
+    assert read_json(*arguments, "--dataset-size", 1000)["predicted"]["store_bytes"] == 1000 * 16 * 24 * 24 * 2
 
 
-def test_recipe_and_command_line(kiln, tmp_path):
+def test_recipe_and_command_line(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('model = "DiT-B/4"\nglobal-batch = 64\n')
-    result = kiln("plan", "--recipe", recipe, "--global-batch", 128, "--gpu", "T4", "--json")
-    plan = json.loads(result.stdout)
+    plan = read_json("plan", "--recipe", recipe, "--global-batch", 128, "--gpu", "T4")
     assert plan["options"]["model"] == "DiT-B/4"
     assert plan["options"]["global-batch"] == 128
 
@@ -185,9 +171,7 @@ def test_calibration_is_kept_and_named(seconds, tmp_path):
     environment = {**os.environ, "KILN_PROFILES": str(tmp_path)}
 
     def plan(*more):
-        result = run_program("kiln", "plan", "--model", "DiT-S/8", "--global-batch", 8, "--json", *more, env=environment)
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout)
+        return read_json("plan", "--model", "DiT-S/8", "--global-batch", 8, *more, env=environment)
 
     assert plan("--gpu", "cpu")["machine"]["measured"] is False
     for planned in (plan("--calibrate", *seconds, "--device", "cpu", "--gpu", "cpu"), plan("--gpu", "cpu")):
@@ -226,8 +210,7 @@ def test_communication_of_ranks_on_a_cpu_is_planned(stage, tmp_path):
     def walk_s(run):
         out, process = run
         finish(process)
-        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-        phases = [line["phase_s"] for line in lines if "loss" in line][5:]
+        phases = [line["phase_s"] for line in step_lines(out)[5:]]
         return statistics.median(phase["forward"] + phase["backward"] + phase["communication"] for phase in phases)
 
     ratios = []
@@ -242,68 +225,56 @@ def test_communication_of_ranks_on_a_cpu_is_planned(stage, tmp_path):
     pytest.fail(f"planned / measured: {ratios}")
 
 
-def options_of(kiln, *arguments):
-    result = kiln("plan", "--gpu", "T4", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)["options"]
+def options_of(*arguments):
+    return read_json("plan", "--gpu", "T4", *arguments)["options"]
 
 
-def test_averages_can_be_switched_off(kiln, tmp_path):
-    assert options_of(kiln, "--ema-decay", "none")["ema-decay"] == []
-    assert options_of(kiln, "--ema-decay", "0.9,0.99")["ema-decay"] == [0.9, 0.99]
-    assert options_of(kiln, "--ema-decay", "0.9", "0.99")["ema-decay"] == [0.9, 0.99]
-    assert options_of(kiln)["ema-decay"] == [0.9999]
+def test_averages_can_be_switched_off(tmp_path):
+    assert options_of("--ema-decay", "none")["ema-decay"] == []
+    assert options_of("--ema-decay", "0.9,0.99")["ema-decay"] == [0.9, 0.99]
+    assert options_of("--ema-decay", "0.9", "0.99")["ema-decay"] == [0.9, 0.99]
+    assert options_of()["ema-decay"] == [0.9999]
     for wrong in ("", "nothing", "0.9,none"):
-        result = kiln("plan", "--gpu", "T4", "--ema-decay", wrong)
-        assert result.returncode != 0 and "--ema-decay" in result.stderr and result.stderr.count("\n") == 1, wrong
+        assert_refused(["plan", "--gpu", "T4", "--ema-decay", wrong], "--ema-decay", code=None)
     (tmp_path / "recipe.toml").write_text("ema-decay = []\n")
-    result = kiln("plan", "--search", "--gpu", "T4", "--gpus", 1, "--model", "DiT-S/8", "--json", "--recipe",
-                  tmp_path / "recipe.toml")  # fmt: skip
-    words = json.loads(result.stdout)["best"][0]["command"].split()
+    found = read_json("plan", "--search", "--gpu", "T4", "--gpus", 1, "--model", "DiT-S/8",
+                      "--recipe", tmp_path / "recipe.toml")
+    words = found["best"][0]["command"].split()
     assert words[words.index("--ema-decay") + 1] == "none"
-    assert options_of(kiln, *words[2:], "--data", "synthetic")["ema-decay"] == []
+    assert options_of(*words[2:], "--data", "synthetic")["ema-decay"] == []
 
 
-def test_passes_of_a_recipe_are_no_larger_than_the_batch(kiln, tmp_path):
+def test_passes_of_a_recipe_are_no_larger_than_the_batch(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('model = "DiT-S/8"\nglobal-batch = 64\nmicro-batch = 32\n')
-    plan = kiln("plan", "--recipe", recipe, "--global-batch", 16, "--gpu", "T4", "--json")
-    assert plan.returncode == 0, plan.stderr
-    searched = kiln("plan", "--search", "--recipe", recipe, "--gpus", 8, "--gpu", "T4", "--json")
-    assert searched.returncode == 0, searched.stderr
+    succeed("plan", "--recipe", recipe, "--global-batch", 16, "--gpu", "T4", "--json")
+    succeed("plan", "--search", "--recipe", recipe, "--gpus", 8, "--gpu", "T4", "--json")
 
 
-def test_passes_are_no_larger_than_what_a_gpu_has(kiln, tmp_path):
+def test_passes_are_no_larger_than_what_a_gpu_has(tmp_path):
     """Of a recipe and of the command line: as in training (test_probe.py)."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('model = "DiT-S/8"\nglobal-batch = 64\nmicro-batch = 32\n')
-    common = ["--gpu", "T4", "--gpus", 8, "--json"]
+    common = ["--gpu", "T4", "--gpus", 8]
     passes = ["--model", "DiT-S/8", "--global-batch", 64, "--micro-batch"]
     for arguments in (["--recipe", recipe], [*passes, 32], [*passes, 8]):
-        result = kiln("plan", *arguments, *common)
-        assert result.returncode == 0, result.stderr
-        plan = json.loads(result.stdout)
+        plan = read_json("plan", *arguments, *common)
         assert plan["micro_batch"] == 8 and plan["num_micro_steps"] == 1
         told = any("is more than the 8 images" in line for line in plan["advice"])
         assert told == (arguments != [*passes, 8])
 
 
-def test_ranks_of_a_recipe_are_planned(kiln, tmp_path):
+def test_ranks_of_a_recipe_are_planned(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("nproc = 4\nzero-stage = 1\n")
-    result = kiln("plan", "--recipe", recipe, "--gpu", "T4", "--json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["gpus"] == 4
-    assert json.loads(kiln("plan", "--recipe", recipe, "--gpu", "T4", "--gpus", 2, "--json").stdout)["gpus"] == 2
+    assert read_json("plan", "--recipe", recipe, "--gpu", "T4")["gpus"] == 4
+    assert read_json("plan", "--recipe", recipe, "--gpu", "T4", "--gpus", 2)["gpus"] == 2
 
 
-def test_the_price_has_two_names(kiln):
+def test_the_price_has_two_names():
     """Of each GPU or of all: a planned command can be given to train and probe as it is."""
-    costs = []
-    for price in (["--price-per-gpu-hour", 2], ["--cost-per-hour", 4]):
-        result = kiln("plan", "--gpu", "T4", "--gpus", 2, *price, "--json")
-        assert result.returncode == 0, result.stderr
-        costs.append(json.loads(result.stdout)["predicted"]["cost"])
+    costs = [read_json("plan", "--gpu", "T4", "--gpus", 2, *price)["predicted"]["cost"]
+             for price in (["--price-per-gpu-hour", 2], ["--cost-per-hour", 4])]
     assert costs[0] == costs[1] > 0
 
 
@@ -311,41 +282,32 @@ def test_help_answers_the_newcomer(kiln):
     """From --help alone: does DiT-XL/2 at 512 px train on four 24 GB cards, and how?"""
     text = kiln("plan", "--help").stdout
     commands = re.findall(r"kiln (plan [^\n]*(?:\n      [^\n]*)*)", text[text.index("Examples"):])
-    answers = []
-    for command in commands:
-        if "512" not in command or "--search" in command:
-            continue
-        result = kiln(*command.split(), "--json")
-        assert result.returncode == 0, result.stderr
-        answers.append(json.loads(result.stdout)["predicted"]["fits"])
+    answers = [read_json(*command.split())["predicted"]["fits"] for command in commands
+               if "512" in command and "--search" not in command]
     assert answers == [False, True], "the plain command shows the problem, the next one a way that works"
 
 
 @pytest.mark.parametrize("recipe", sorted(
     path for path in (REPOSITORY / "recipes").rglob("*.toml") if path.name != "variants.toml"), ids=lambda path: path.stem)
-def test_every_recipe_fits_the_gpus_it_is_for(kiln, recipe):
+def test_every_recipe_fits_the_gpus_it_is_for(recipe):
     """Its options are understood, go together, and the model that they describe is planned: where CAME's many operations on each
     weight take seconds, only with --full all of its blocks."""
     divided = ["--gpus", 2] if "zero-stage" in recipe.read_text() else []
     fewer = ["--depth", 1] if 'optimizer = "came' in recipe.read_text() and not FULL else []
-    result = kiln("plan", "--recipe", recipe, "--gpu", "H100", *divided, *fewer, "--json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["predicted"]["fits"]
+    assert read_json("plan", "--recipe", recipe, "--gpu", "H100", *divided, *fewer)["predicted"]["fits"]
 
 
-def test_the_variants_of_sanas_recipe_are_planned(kiln):
+def test_the_variants_of_sanas_recipe_are_planned():
     """At one block: what docs/sana_memory.md shows of all is compared with --full (test_pages_hold_what_the_program_says)."""
-    result = kiln("probe", "--variants", REPOSITORY / "recipes" / "sana" / "variants.toml", "--plan-for", "A40", "--depth", 1, "--json")
-    assert result.returncode == 0, result.stderr
-    memory = {row["name"]: row["memory_bytes"] for row in json.loads(result.stdout)["variants"]}
+    table = read_json("probe", "--variants", REPOSITORY / "recipes/sana/variants.toml", "--plan-for", "A40",
+                      "--depth", 1)
+    memory = {row["name"]: row["memory_bytes"] for row in table["variants"]}
     assert list(memory) == ["adamw", "came", "came-sana", "no-average", "recompute", "adamw-8bit", "offload"]
     assert memory["no-average"] < memory["came-sana"] < memory["adamw"] and memory["offload"] < memory["adamw-8bit"]
 
 
-def test_sana_trains_with_adamw_on_a_card_of_24_gb(kiln):
+def test_sana_trains_with_adamw_on_a_card_of_24_gb():
     """guide e's first advice, AdamW instead of CAME, at its own size: the optimizer waits on the host."""
-    result = kiln("plan", "--recipe", REPOSITORY / "recipes" / "sana-1600m-1024-adamw-24gb.toml", "--gpu", "RTX-3090", "--json")
-    assert result.returncode == 0, result.stderr
-    plan = json.loads(result.stdout)
+    plan = read_json("plan", "--recipe", REPOSITORY / "recipes/sana-1600m-1024-adamw-24gb.toml", "--gpu", "RTX-3090")
     assert plan["predicted"]["fits"] and plan["options"]["optimizer"] == "adamw" and plan["options"]["image-size"] == 1024
     assert 6 < plan["predicted"]["needed_bytes"] / 2**30 < 0.95 * 24

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from browser import parts_of
-from conftest import FULL, REPOSITORY, program, run_program
+from conftest import FULL, REPOSITORY, assert_fails, assert_refused, program, read_json, run_program, succeed
 
 SMALL = ["--model", "DiT-S/4", "--gpu", "T4", "--gpus", "2"]
 
@@ -41,34 +41,28 @@ def test_a_thousand_configurations_take_seconds(tmp_path):
     assert [choice["gpus"] for choice in result["by_gpus"]] == [2**n for n in range(9)]
 
 
-def test_commands_are_planned_as_they_are_printed(kiln):
+def test_commands_are_planned_as_they_are_printed():
     """What a search prints, given to kiln plan, fits and takes what the search said."""
-    result = kiln("plan", "--search", *SMALL, "--json")
-    assert result.returncode == 0, result.stderr
-    choices = json.loads(result.stdout)["best"]
+    choices = read_json("plan", "--search", *SMALL)["best"]
     assert {goal for choice in choices for goal in choice["goal"].split(", ")} == {
         "fastest that fits", "cheapest", "least memory"}  # fmt: skip
     for choice in choices:
         words = shlex.split(choice["command"].replace("--data store", "--data synthetic"))
         assert words[:2] == ["kiln", "train"]
-        plan = kiln("plan", "--gpu", "T4", "--gpus", 2, "--json", *words[2:])
-        assert plan.returncode == 0, plan.stderr
-        predicted = json.loads(plan.stdout)["predicted"]
+        predicted = read_json("plan", "--gpu", "T4", "--gpus", 2, *words[2:])["predicted"]
         assert predicted["fits"] is True
         assert predicted["step_s"] == pytest.approx(choice["step_s"])
         assert predicted["needed_bytes"] == choice["needed_bytes"]
 
 
-def test_commands_can_be_pasted(kiln, tmp_path):
+def test_commands_can_be_pasted(tmp_path):
     """The best command for this machine's CPU trains here."""
     arguments = ["--model", "dit", "--hidden-size", "48", "--depth", "2", "--num-heads", "3", "--patch-size", "8",
                  "--image-size", "64", "--global-batch", "4", "--max-steps", "2", "--data", "synthetic",
                  "--num-classes", "5", "--no-preflight", "--out", tmp_path / "run"]  # fmt: skip
-    result = kiln("plan", "--search", "--gpu", "cpu", *arguments)
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--search", "--gpu", "cpu", *arguments)
     command = next(line for line in result.stdout.splitlines() if line.startswith("  kiln train "))
-    run = kiln(*shlex.split(command)[1:], "--peak-tflops", 1)
-    assert run.returncode == 0, run.stderr
+    succeed(*shlex.split(command)[1:], "--peak-tflops", 1)
     assert (tmp_path / "run" / "config.toml").exists()
 
 
@@ -94,10 +88,9 @@ def test_answers_in_one_line(kiln, arguments, status, expected):
     assert text.count("\n") == 1
 
 
-def test_a_search_writes_the_report_of_what_it_finds(kiln, tmp_path):
+def test_a_search_writes_the_report_of_what_it_finds(tmp_path):
     report = tmp_path / "search.html"
-    result = kiln("plan", "--search", *SMALL, "--html", report, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("plan", "--search", *SMALL, "--html", report, "--json")
     html = report.read_text()
     assert len(parts_of(report, "plot")) >= 2 and "DiT-S/4" in html
     assert f": {json.loads(result.stdout)['best'][0]['needed_bytes'] / 2**30:.2f} of " in html
@@ -128,19 +121,17 @@ def test_pages_hold_what_the_program_says(monkeypatch, capsys):
 # Models and kinds of GPU
 
 
-def compared(kiln, *arguments):
-    result = kiln("plan", "--search", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+def compared(*arguments):
+    return read_json("plan", "--search", *arguments)
 
 
-def test_a_table_over_models_and_gpus_equals_searching_each_alone(kiln):
+def test_a_table_over_models_and_gpus_equals_searching_each_alone():
     common = ["--gpus", 2, "--global-batch", 64, "--micro-batch", 16, "--compute-dtype", "fp16"]
-    table = compared(kiln, "--model", "DiT-S/4,DiT-B/8", "--gpu", "T4,RTX-3060", *common)
+    table = compared("--model", "DiT-S/4,DiT-B/8", "--gpu", "T4,RTX-3060", *common)
     assert len(table["ranked"]) == 4
     configurations = 0
     for row in table["ranked"]:
-        alone = compared(kiln, "--model", row["model"], "--gpu", row["gpu"], *common)
+        alone = compared("--model", row["model"], "--gpu", row["gpu"], *common)
         fastest = next(choice for choice in alone["best"] if "fastest" in choice["goal"])
         configurations += alone["num_configurations"]
         for figure in ("command", "step_s", "needed_bytes", "days", "gpus"):
@@ -148,8 +139,8 @@ def test_a_table_over_models_and_gpus_equals_searching_each_alone(kiln):
     assert table["num_configurations"] == configurations
 
 
-def test_a_beginning_names_all_models(kiln):
-    table = compared(kiln, "--model", "DiT-S", "--gpu", "T4", "--gpus", 1, "--micro-batch", 16, "--compute-dtype", "fp16")
+def test_a_beginning_names_all_models():
+    table = compared("--model", "DiT-S", "--gpu", "T4", "--gpus", 1, "--micro-batch", 16, "--compute-dtype", "fp16")
     assert {row["model"] for row in table["ranked"]} == {"DiT-S/2", "DiT-S/4", "DiT-S/8"}
 
 
@@ -159,16 +150,12 @@ def test_a_beginning_names_all_models(kiln):
     (["--model", "DiT-S/8", "--gpu", "T4", "--gpu-prices", "T4"], "--gpu-prices expects GPU=PRICE"),
     (["--model", "DiT-S/8", "--gpu", "T4", "--gpu-memory", "much"], "--gpu-memory expects a size"),
 ])
-def test_a_comparison_refuses_in_one_line(kiln, arguments, expected):
-    result = kiln("plan", "--search", *arguments)
-    assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert expected in result.stderr
+def test_a_comparison_refuses_in_one_line(arguments, expected):
+    assert_refused(["plan", "--search", *arguments], expected)
 
 
-def test_any_card_by_its_memory(kiln):
-    result = kiln("plan", "--model", "DiT-B/4", "--gpu-memory", "12G", "--compute-dtype", "bf16", "--json")
-    assert result.returncode == 0, result.stderr
-    machine = json.loads(result.stdout)["machine"]
+def test_any_card_by_its_memory():
+    machine = read_json("plan", "--model", "DiT-B/4", "--gpu-memory", "12G", "--compute-dtype", "bf16")["machine"]
     assert machine["memory_bytes"] == 12 << 30 and machine["name"] in ("RTX-3060", "RTX-4070")
 
 
@@ -179,13 +166,11 @@ def test_hints_lead_to_commands_that_work(kiln):
     command = shlex.split(refused.stdout.split("it fits, ")[1].split(": ", 1)[1])
     gpu = refused.stdout.split("; on 1 x ")[1].split(" ")[0]
     words = [word if word != "store" else "synthetic" for word in command[2:]]
-    plan = kiln("plan", "--gpu", gpu, "--gpus", 1, "--json", *words)
-    assert plan.returncode == 0 and json.loads(plan.stdout)["predicted"]["fits"], plan.stderr
+    assert read_json("plan", "--gpu", gpu, "--gpus", 1, *words)["predicted"]["fits"]
     advised = kiln("plan", "--model", "DiT-XL/2", "--gpu", "RTX-4060", "--compute-dtype", "bf16", "--recompute", "all")
     hint = next(line for line in advised.stdout.splitlines() if "kiln plan --search" in line)
     fewer = ["--micro-batch", 4, "--offload-optimizer", "cpu"]  # of what it would try
-    searched = kiln(*shlex.split(hint.split("it is: kiln ")[1]), *fewer, "--json")
-    assert searched.returncode == 0, searched.stderr
+    succeed(*shlex.split(hint.split("it is: kiln ")[1]), *fewer, "--json")
 
 
 @pytest.mark.parametrize("model", [
@@ -193,46 +178,44 @@ def test_hints_lead_to_commands_that_work(kiln):
     ["pixart", "--hidden-size", 1152, "--depth", 3],
     ["sana", "--hidden-size", 1152, "--depth", 3, "--objective", "flow"],
 ], ids=["sd15", "pixart", "sana"])
-def test_every_family_is_searched(kiln, model):
+def test_every_family_is_searched(model):
     """Also where passes of other sizes are other programs; what is found is planned with the same figures."""
-    found = json.loads(kiln("plan", "--search", "--model", *model, "--gpu", "A40", "--gpus", 1, "--global-batch", 16,
-                            "--compute-dtype", "bf16", "--json").stdout)
+    found = read_json("plan", "--search", "--model", *model, "--gpu", "A40", "--gpus", 1, "--global-batch", 16,
+                      "--compute-dtype", "bf16")
     assert found["num_configurations"] > 5
     fastest = found["best"][0]
     words = [word if word != "store" else "synthetic" for word in shlex.split(fastest["command"])[2:]]
-    plan = json.loads(kiln("plan", "--gpu", "A40", "--gpus", 1, "--json", *words).stdout)["predicted"]
+    plan = read_json("plan", "--gpu", "A40", "--gpus", 1, *words)["predicted"]
     assert plan["fits"] and plan["needed_bytes"] == fastest["needed_bytes"]
 
 
-def test_winners_leave_room_unless_asked(kiln):
+def test_winners_leave_room_unless_asked():
     """At most 85 % of the memory; with --memory-share as much as that, which is faster or as fast."""
     command = ["plan", "--search", "--model", "DiT-L/2", "--gpu", "RTX-3090", "--gpus", 1, "--compute-dtype", "bf16",
-               "--offload-optimizer", "none", "--json"]
-    usual, full = (json.loads(kiln(*command, *more).stdout)["best"] for more in ([], ["--memory-share", 0.97]))
+               "--offload-optimizer", "none"]
+    usual, full = (read_json(*command, *more)["best"] for more in ([], ["--memory-share", 0.97]))
     share = [choice["needed_bytes"] / (23.56 * 2**30) for choices in (usual, full) for choice in choices]
     assert all(part <= 0.85 for part in share[:len(usual)]) and all(part <= 0.97 for part in share)
     assert full[0]["step_s"] <= usual[0]["step_s"]
-    refused = kiln(*command, "--memory-share", 1.5)
-    assert refused.returncode == 1 and "--memory-share expects" in refused.stderr
+    assert_fails("--memory-share expects", *command, "--json", "--memory-share", 1.5)
 
 
 # Tables
 
 
-def rows_of(kiln, name, *arguments):
-    result = kiln("plan", "--table", name, *arguments)
-    assert result.returncode == 0, result.stderr
+def rows_of(name, *arguments):
+    result = succeed("plan", "--table", name, *arguments)
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if line.startswith("|")]
 
 
-def test_tables_are_of_what_is_given(kiln):
-    head, _, *rows = rows_of(kiln, "gpus", "--model", "DiT-B/4", "--gpu", "T4", "--compute-dtype", "fp16", "--global-batch", 64,
-                             "--steps", 1000, "--price-per-gpu-hour", 1)
+def test_tables_are_of_what_is_given():
+    head, _, *rows = rows_of("gpus", "--model", "DiT-B/4", "--gpu", "T4", "--compute-dtype", "fp16",
+                             "--global-batch", 64, "--steps", 1000, "--price-per-gpu-hour", 1)
     assert [row[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "7", "8", "16", "32", "64"]
     for gpus in ("2", "4"):
         row = next(row for row in rows if row[0] == gpus)
-        plan = json.loads(kiln("plan", "--model", "DiT-B/4", "--gpu", "T4", "--gpus", gpus, "--compute-dtype", "fp16",
-                               "--global-batch", 64, "--steps", 1000, "--json").stdout)["predicted"]
+        plan = read_json("plan", "--model", "DiT-B/4", "--gpu", "T4", "--gpus", gpus, "--compute-dtype", "fp16",
+                         "--global-batch", 64, "--steps", 1000)["predicted"]
         assert row[2] == f"{plan['step_s']:.3f}" and row[5].startswith(f"{plan['needed_bytes'] / 2**30:.1f} GiB")
         assert ", cost " in row[4]
     memory = [float(row[5].split()[0]) for row in rows if row[0] in ("2", "4", "8")]
@@ -242,7 +225,7 @@ def test_tables_are_of_what_is_given(kiln):
 
 
 def test_fast_dits_options_beside_its_figures(kiln):
-    _, _, *rows = rows_of(kiln, "options")
+    _, _, *rows = rows_of("options")
     assert [row[1] for row in rows] == ["out of memory", "0.43", "0.56", "0.84"]
     planned = [float(row[2].split()[0]) for row in rows[1:]]
     assert planned == sorted(planned) and all(speed > 0 for speed in planned)
@@ -250,10 +233,10 @@ def test_fast_dits_options_beside_its_figures(kiln):
     assert "measured by others: fast-DiT's README, 1 x A100-80G, 128 images a step" in text and "0.84 steps/s; planned like that: " in text
 
 
-def test_pictures_can_be_encoded_in_a_plan(kiln):
+def test_pictures_can_be_encoded_in_a_plan():
     """Without data, with an autoencoder that need not be there: its time and memory."""
-    common = ["plan", "--model", "DiT-B/4", "--gpu", "A100-80G", "--compute-dtype", "bf16", "--json"]
-    features, pictures = (json.loads(kiln(*common, *more).stdout) for more in ([], ["--autoencoder", "sd-vae-ft-mse"]))
+    common = ["plan", "--model", "DiT-B/4", "--gpu", "A100-80G", "--compute-dtype", "bf16"]
+    features, pictures = (read_json(*common, *more) for more in ([], ["--autoencoder", "sd-vae-ft-mse"]))
     assert "encoding" not in features["predicted"]["phase_s"]
     seconds = pictures["predicted"]["phase_s"]["encoding"]
     assert pictures["predicted"]["step_s"] == pytest.approx(features["predicted"]["step_s"] + seconds)
@@ -265,50 +248,43 @@ def test_pictures_can_be_encoded_in_a_plan(kiln):
 
 
 @pytest.mark.parametrize("gpu", ["A100-80G", "cpu"])
-def test_sana_with_its_autoencoder_resident(kiln, gpu):
+def test_sana_with_its_autoencoder_resident(gpu):
     """Pictures of 1024 px encoded on the way and sample grids decoded: Sana's DC-AE takes part in plan and search."""
     run = ["--model", "Sana-1600M", "--image-size", 1024, "--depth", 1, "--objective", "flow", "--gpu", gpu, "--gpus", 1,
-           "--global-batch", 4, "--micro-batch", 4, "--json"]
+           "--global-batch", 4, "--micro-batch", 4]
     pictures = [*run, "--autoencoder", "dc-ae"]
-
-    def planned(*arguments):
-        result = kiln("plan", *arguments)
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout)
-
-    features, encoded, drawn = (planned(*more)["predicted"] for more in (run, pictures, [*pictures, "--sample-every", 100]))
+    features, encoded, drawn = (read_json("plan", *more)["predicted"]
+                                for more in (run, pictures, [*pictures, "--sample-every", 100]))
     weights = encoded["by_kind"]["autoencoder"]
     assert weights == pytest.approx(4 * 312.25e6, rel=0.01), "312 M weights, in f32"
     assert encoded["step_s"] > features["step_s"] and encoded["needed_bytes"] > features["needed_bytes"] + weights
     assert "validation sampling" in drawn["by_phase"]
-    found = planned("--search", *pictures, "--sample-every", 100)
+    found = read_json("plan", "--search", *pictures, "--sample-every", 100)
     assert found["best"] or found["nearest"], "fits, or says what is missing"
 
 
 # What is published of each family
 
 
-def planned_options(kiln, command):
+def planned_options(command):
     """The options that a printed command stands for."""
     words = shlex.split(command.replace("--data store", "--data synthetic"))
-    result = kiln("plan", "--gpu", "A100-80G", "--json", *words[2:])
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)["options"]
+    return read_json("plan", "--gpu", "A100-80G", *words[2:])["options"]
 
 
-def test_every_family_is_compared_under_its_own_objective(kiln):
+def test_every_family_is_compared_under_its_own_objective():
     """Where none is given; what is given stays, and what cannot train with it says why."""
     arguments = ["--gpu", "A100-80G", "--gpus", 1, "--global-batch", 4, "--micro-batch", 4, "--compute-dtype", "bf16",
                  "--recompute", "all", "--offload-optimizer", "none"]
-    table = compared(kiln, "--model", "DiT-S/8,Sana-600M-512,sd21-v", *arguments)
+    table = compared("--model", "DiT-S/8,Sana-600M-512,sd21-v", *arguments)
     commands = {row["model"]: row["command"] for row in table["ranked"]}
     assert set(commands) == {"DiT-S/8", "Sana-600M-512", "sd21-v"} and not table["left_out"]
     for model, expected in {"DiT-S/8": {"objective": "iddpm"}, "Sana-600M-512": {"objective": "flow", "flow-shift": 3},
                             "sd21-v": {"objective": "v_prediction", "beta-schedule": "scaled_linear"}}.items():
         assert "--objective" not in commands[model], "the model brings it"
-        planned = planned_options(kiln, commands[model])
+        planned = planned_options(commands[model])
         assert {name: planned[name] for name in expected} == expected
-    table = compared(kiln, "--model", "DiT-S/8,Sana-600M-512", "--objective", "iddpm", *arguments)
+    table = compared("--model", "DiT-S/8,Sana-600M-512", "--objective", "iddpm", *arguments)
     assert [row["model"] for row in table["ranked"]] == ["DiT-S/8"]
     assert len(table["left_out"]) == 1 and "train it with flow" in table["left_out"][0]
 
@@ -320,11 +296,11 @@ def test_every_family_is_compared_under_its_own_objective(kiln):
     ("Sana-600M-512", ["--image-size", 512, "--objective", "flow"], None, 1e-4),
     ("sd15", ["--image-size", 512, "--objective", "epsilon"], "Stable Diffusion 1.5's 194K, 515K and 595K steps", 1e-4 / 8**0.5),
 ])
-def test_what_is_published_of_a_model(kiln, model, more, milestone, rate):
+def test_what_is_published_of_a_model(model, more, milestone, rate):
     """Its own milestones, or plainly none; a learning rate far from its authors' is told, and theirs is not."""
     depth = [] if model == "sd15" else ["--depth", 1]
-    common = ["plan", "--model", model, *more, *depth, "--gpu", "A100-80G", "--compute-dtype", "bf16", "--json"]
-    plan = json.loads(kiln(*common, "--lr", 1e-2).stdout)
+    common = ["plan", "--model", model, *more, *depth, "--gpu", "A100-80G", "--compute-dtype", "bf16"]
+    plan = read_json(*common, "--lr", 1e-2)
     names = [entry["name"] for entry in plan["predicted"]["milestones"]]
     assert any(name.startswith(milestone) for name in names) if milestone else not any("steps" in name for name in names)
     unknown = [note for note in plan["notes"] if "no figure is known" in note]
@@ -337,14 +313,14 @@ def test_what_is_published_of_a_model(kiln, model, more, milestone, rate):
     assert learns == ([10_000] if model.startswith("Sana") else [])
     advised = next(line for line in plan["advice"] if "learning rate 0.01 does not suit" in line)
     assert float(advised.split("--lr ")[1]) == pytest.approx(rate, rel=0.2)
-    assert not any("learning rate" in line for line in json.loads(kiln(*common, "--lr", rate).stdout)["advice"])
-    adapter = json.loads(kiln(*common, "--lr", 1e-2, "--lora-rank", 4).stdout)
+    assert not any("learning rate" in line for line in read_json(*common, "--lr", rate)["advice"])
+    adapter = read_json(*common, "--lr", 1e-2, "--lora-rank", 4)
     assert not any("learning rate" in line for line in adapter["advice"])
 
 
-def test_sizes_say_what_quality_they_buy(kiln):
+def test_sizes_say_what_quality_they_buy():
     """Published FIDs beside each size, and SDXL's size, which people compare Sana's with."""
-    head, _, *rows = rows_of(kiln, "sizes", "--global-batch", 8)
+    head, _, *rows = rows_of("sizes", "--global-batch", 8)
     begin = next(i for i, row in enumerate(rows) if row[0] == "model with captions")
     rows, (_, _, *text) = rows[:begin], rows[begin:]
     assert head[-1] == "published FID" and len(rows) == 24
@@ -358,10 +334,10 @@ def test_sizes_say_what_quality_they_buy(kiln):
     assert {row[0]: row[2] for row in text}["Sana-1600M"] == "5.76 MJHQ"
 
 
-def test_published_results_beside_the_plan(kiln):
-    _, _, *rows = rows_of(kiln, "results", "--price-per-gpu-hour", 1)
+def test_published_results_beside_the_plan():
+    _, _, *rows = rows_of("results", "--price-per-gpu-hour", 1)
     assert [row[:4] for row in rows] == [["DiT-XL/2", "42", "19.47", "18.1"], ["DiT-B/4", "42", "68.38", "68.9"],
                                          ["DiT-B/4", "100", "68.38", "68.3"]]
-    plan = json.loads(kiln("plan", "--model", "DiT-B/4", "--gpu", "A100-80G", "--gpus", 8, "--micro-batch", 32, "--compute-dtype",
-                           "bf16", "--json").stdout)["predicted"]
+    plan = read_json("plan", "--model", "DiT-B/4", "--gpu", "A100-80G", "--gpus", 8, "--micro-batch", 32,
+                     "--compute-dtype", "bf16")["predicted"]
     assert rows[1][5] == f"{plan['days']:.3g}, cost {plan['days'] * 24 * 8:.2f}"

@@ -5,11 +5,11 @@ import os
 import re
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
-from conftest import FULL, lines_of_errors, program
+from conftest import FULL, REPOSITORY, lines_of_errors, program, read_json, succeed
 from interruptions import until_interrupted, wait_while_running
+from run_files import read_plan
 
 pytestmark = pytest.mark.nothing_beside
 
@@ -23,13 +23,19 @@ def run(command, *arguments, temporary=None):
     return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
 
 
+def ok(*arguments, **options):
+    result = run(*arguments, **options)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("probe")
-    result = run("probe", "--steps", 6, "--json", "--cost-per-hour", 2, "--max-steps", 1000, temporary=folder)
-    assert result.returncode == 0, result.stderr
+    probed = json.loads(ok("probe", "--steps", 6, "--json", "--cost-per-hour", 2, "--max-steps", 1000,
+                           temporary=folder).stdout)
     assert not list(folder.iterdir()), "the run folder is removed"
-    return json.loads(result.stdout)
+    return probed
 
 
 def test_both_sides_have_the_same_shape(probed):
@@ -73,9 +79,8 @@ def test_a_probe_ends_with_advice(probed, tmp_path):
     assert "--compute-dtype bf16" in advice["precision"]["text"] and "(planned)" in advice["precision"]["text"]
     assert "--recompute all would be 0." in advice["recomputation"]["text"] and advice["recomputation"]["gain"] < 1
     assert probed["measured"]["checkpoint_pause_s"] > 0 and "a checkpoint stops training for" in advice["checkpoint"]["text"]
-    result = run("probe", "--steps", 3, "--recompute", "all", "--no-checkpoint", "--checkpoint-every", 1, "--threads", 1,
-                 "--compute-dtype", "bf16", temporary=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ok("probe", "--steps", 3, "--recompute", "all", "--no-checkpoint", "--checkpoint-every", 1, "--threads", 1,
+                "--compute-dtype", "bf16", temporary=tmp_path)
     said = [line for line in result.stdout.splitlines() if line.startswith("advice: ")]
     assert len(said) == 5 and result.stdout.splitlines()[-5:] == said
     assert any("recomputation: --recompute none: 1." in line and "more memory (planned)" in line for line in said), said
@@ -101,17 +106,15 @@ def test_a_probe_honours_the_validation_share(tmp_path):
 
 
 def test_the_price_of_a_gpu_is_taken_too(tmp_path):
-    result = run("probe", "--steps", 3, "--json", "--price-per-gpu-hour", 3, "--max-steps", 1000, temporary=tmp_path)
-    assert result.returncode == 0, result.stderr
-    whole = json.loads(result.stdout)["extrapolated"]
+    probed = ok("probe", "--steps", 3, "--json", "--price-per-gpu-hour", 3, "--max-steps", 1000, temporary=tmp_path)
+    whole = json.loads(probed.stdout)["extrapolated"]
     assert whole["cost"] == pytest.approx(whole["days"] * 24 * 3)
 
 
 def test_a_batch_too_large_for_one_pass_is_divided(tmp_path):
     """Without --micro-batch; with it, what does not fit is refused."""
     large = ["--global-batch", 4096, "--memory-budget", "420M", "--steps", 1]
-    result = run("probe", *large, "--json", temporary=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ok("probe", *large, "--json", temporary=tmp_path)
     chosen = int(re.search(r"--micro-batch (\d+) ", result.stderr)[1])
     assert 0 < chosen < 4096
     assert json.loads(result.stdout)["measured"]["peak_bytes"] < 420 << 20
@@ -124,8 +127,7 @@ def test_ranks_need_no_run_folder_and_passes_are_no_larger_than_what_they_have(t
     common = ["--steps", 2, "--json", "--nproc", 2, "--threads", 1]
     peaks = []
     for micro_batch in (0, 8):
-        result = run("probe", *common, "--micro-batch", micro_batch, temporary=tmp_path)
-        assert result.returncode == 0, result.stderr
+        result = ok("probe", *common, "--micro-batch", micro_batch, temporary=tmp_path)
         assert ("beyond the 4 images" in result.stderr) == (micro_batch == 8)
         probed = json.loads(result.stdout)
         assert probed["measured"]["images_per_s"] > 0
@@ -135,18 +137,16 @@ def test_ranks_need_no_run_folder_and_passes_are_no_larger_than_what_they_have(t
 
 @pytest.mark.parametrize("batch", [[], pytest.param(["--global-batch", 256], marks=pytest.mark.skipif(
     not FULL, reason="minutes on a CPU"))])
-def test_the_plain_command_works_anywhere(kiln, batch):
+def test_the_plain_command_works_anywhere(batch):
     """The default model; without a batch in seconds, and it says so."""
-    result = kiln("probe", "--data", "synthetic", "--device", "cpu", "--steps", 4, "--json", *batch, timeout=3600)
-    assert result.returncode == 0, result.stderr
+    result = succeed("probe", "--data", "synthetic", "--device", "cpu", "--steps", 4, "--json", *batch, timeout=3600)
     probed = json.loads(result.stdout)
     assert probed["measured"]["peak_bytes"] == pytest.approx(probed["predicted"]["peak_bytes"], rel=0.03)
     assert ("8 images a step, where kiln train has 256" in result.stderr) == (not batch)
 
 
 def test_table_for_people():
-    result = run("probe", "--steps", 3)
-    assert result.returncode == 0, result.stderr
+    result = ok("probe", "--steps", 3)
     assert "not run by a probe: resume\n" in result.stdout
     for text in ("peak memory", "memory of activations", "memory in load", "memory in checkpoint", "time of backward", "steps/s", "waiting for data", "the whole run"):
         assert text in result.stdout, text
@@ -164,9 +164,8 @@ def test_what_cannot_be_probed_is_refused_in_one_line(arguments, expected, tmp_p
 
 def test_training_compares_itself_with_its_plan(tmp_path):
     out = tmp_path / "run"
-    result = run("train", "--out", out, "--max-steps", 4, "--log-every", 2)
-    assert result.returncode == 0, result.stderr
-    comparison = json.loads((out / "plan.json").read_text())
+    ok("train", "--out", out, "--max-steps", 4, "--log-every", 2)
+    comparison = read_plan(out)
     assert comparison["measured"]["peak_bytes"] == pytest.approx(comparison["predicted"]["peak_bytes"], rel=0.03)
     report = (out / "report.html").read_text()
     assert "Plan against measurement" in report and "peak memory" in report
@@ -177,10 +176,9 @@ def test_training_compares_itself_with_its_plan(tmp_path):
 def test_a_plan_and_a_run_compare_the_rank_with_most_images(tmp_path):
     """7 images on 2 ranks are 3 and 4: figures of the first rank made a finding of a plan that is right."""
     out = tmp_path / "run"
-    result = run("train", "--out", out, "--max-steps", 4, "--global-batch", 7, "--nproc", 2, "--threads", 1, "--zero-stage", 2)
-    assert result.returncode == 0, result.stderr
-    comparison = json.loads((out / "plan.json").read_text())
-    predicted, measured = comparison["predicted"], comparison["measured"]
+    result = ok("train", "--out", out, "--max-steps", 4, "--global-batch", 7, "--nproc", 2, "--threads", 1,
+                "--zero-stage", 2)
+    predicted, measured = (read_plan(out)[side] for side in ("predicted", "measured"))
     assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
     assert sum(measured["by_kind"].values()) == measured["peak_bytes"] == measured["by_phase"]["steady step"]
     # A plan sums the squares over the ranks in the phase that adds them up.
@@ -193,9 +191,8 @@ def test_a_plan_and_a_run_compare_the_rank_with_most_images(tmp_path):
 def test_precision_is_audited(tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
-    result = run("probe", "--steps", 4, "--audit-precision", "--compute-dtype", "bf16", "--report", tmp_path / "report.html", "--json",
-                 temporary=folder)
-    assert result.returncode == 0, result.stderr
+    result = ok("probe", "--steps", 4, "--audit-precision", "--compute-dtype", "bf16",
+                "--report", tmp_path / "report.html", "--json", temporary=folder)
     audit = json.loads(result.stdout)["precision"]
     assert audit["compute_dtype"] == "bf16" and not audit["overflows"]
     assert sum(row["share"] for row in audit["by_dtype"]) == pytest.approx(1)
@@ -209,8 +206,7 @@ def test_precision_is_audited(tmp_path):
 
 
 def test_the_audit_is_printed_and_needs_a_steady_step(tmp_path):
-    result = run("probe", "--steps", 3, "--audit-precision", temporary=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ok("probe", "--steps", 3, "--audit-precision", temporary=tmp_path)
     assert "precision of one step in f32" in result.stdout and "overflows: none" in result.stdout
     assert "advice: the step computes in f32: --compute-dtype bf16" in result.stdout
     result = run("probe", "--steps", 2, "--audit-precision", temporary=tmp_path)
@@ -291,13 +287,14 @@ def test_an_interrupt_ends_the_comparison(tmp_path):
     until_interrupted(interrupted, tries=4)
 
 
+def planned_variants(recipe):
+    return read_json("probe", "--variants", REPOSITORY / "recipes" / recipe / "variants.toml", "--plan-for", "A100-80G",
+                     timeout=300)["variants"]
+
+
 def test_fast_dits_variants():
     """The recipe, planned for an A100: more speed and less memory row by row, pictures encoded in all but the last."""
-    path = Path(__file__).resolve().parents[2] / "recipes" / "fast-dit" / "variants.toml"
-    result = subprocess.run([str(program("kiln")), "probe", "--variants", str(path), "--plan-for", "A100-80G", "--json"],
-                            capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout)["variants"]
+    rows = planned_variants("fast-dit")
     assert [row["name"] for row in rows] == ["original", "recompute", "amp", "features"]
     speeds = [row["steps_per_s"] for row in rows[1:]]
     assert speeds == sorted(speeds)
@@ -308,11 +305,7 @@ def test_fast_dits_variants():
 
 def test_stable_diffusions_variants():
     """What each setting of a DeepSpeed guide brings on 8 cards: memory falls with each, and each one's price is seen."""
-    path = Path(__file__).resolve().parents[2] / "recipes" / "sd15" / "variants.toml"
-    result = subprocess.run([str(program("kiln")), "probe", "--variants", str(path), "--plan-for", "A100-80G", "--json"],
-                            capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    rows = {row["name"]: row for row in json.loads(result.stdout)["variants"]}
+    rows = {row["name"]: row for row in planned_variants("sd15")}
     memory = {name: row["memory_bytes"] for name, row in rows.items()}
     order = ["ddp", "fp16", "accumulation", "recompute", "zero-1", "zero-2", "zero-3", "zero-3-cpu"]
     assert [memory[name] for name in order] == sorted((memory[name] for name in order), reverse=True)

@@ -8,20 +8,18 @@ import time
 
 import numpy as np
 import pytest
-from conftest import matrix, program
+from conftest import assert_fails, matrix, program, succeed
 from interruptions import until_interrupted, wait_while_running
 from safetensors.numpy import load_file
 from test_extract import arguments as extract_arguments
-from test_extract import tiny_vae, write_pictures  # noqa: F401
+from test_extract import write_pictures
 from test_images import names_of
 from test_ranks import start_by_hand
 from test_sample import weights  # noqa: F401
 
 
-def extract(kiln, *arguments):
-    result = kiln(*extract_arguments(*arguments), timeout=60)
-    assert result.returncode == 0, result.stderr
-    return result
+def extract(*arguments):
+    return succeed(*extract_arguments(*arguments), timeout=60)
 
 
 def contents(store):
@@ -43,34 +41,33 @@ def assert_same_contents(got, want, tolerance=0):
         np.testing.assert_allclose(mean, expected, atol=tolerance, rtol=0)
 
 
-def assert_verified(kiln, store):
-    result = kiln("store", "verify", store)
-    assert result.returncode == 0, result.stdout + result.stderr
+def assert_verified(store):
+    succeed("store", "verify", store)
     assert not list(store.glob("part-*")) and not list(store.glob("*.partial"))
 
 
 @pytest.mark.parametrize("count, batch, ranks", matrix([(23, 4, 2), (3, 2, 3)], [(5, 8, 2)]))
-def test_one_store_of_all_ranks(kiln, tmp_path, count, batch, ranks):
+def test_one_store_of_all_ranks(tmp_path, count, batch, ranks):
     """Uneven counts; the second and third leave a rank without work."""
     write_pictures(tmp_path / "in", count)
     options = ["pixels", "--batch", batch, "--shard-size", 5]
-    extract(kiln, tmp_path / "in", tmp_path / "alone", *options)
-    extract(kiln, tmp_path / "in", tmp_path / "store", *options, "--nproc", ranks)
+    extract(tmp_path / "in", tmp_path / "alone", *options)
+    extract(tmp_path / "in", tmp_path / "store", *options, "--nproc", ranks)
     assert_same_contents(tmp_path / "store", tmp_path / "alone")
-    assert_verified(kiln, tmp_path / "store")
-    again = extract(kiln, tmp_path / "in", tmp_path / "store", *options, "--nproc", ranks)
+    assert_verified(tmp_path / "store")
+    again = extract(tmp_path / "in", tmp_path / "store", *options, "--nproc", ranks)
     assert f"is complete with {count} samples: nothing to do" in again.stdout
 
 
-def test_latents_and_skipped_pictures(kiln, tiny_vae, tmp_path):
+def test_latents_and_skipped_pictures(tiny_vae, tmp_path):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 22, broken=(3, 15), small=(20,))
     options = [folder, "--batch", 4, "--flip", "both"]
-    extract(kiln, tmp_path / "in", tmp_path / "alone", *options)
-    result = extract(kiln, tmp_path / "in", tmp_path / "store", *options, "--nproc", 2)
+    extract(tmp_path / "in", tmp_path / "alone", *options)
+    result = extract(tmp_path / "in", tmp_path / "store", *options, "--nproc", 2)
     assert "3 of 22 pictures are broken or smaller" in result.stdout
     assert_same_contents(tmp_path / "store", tmp_path / "alone", tolerance=1e-5)  # other batches: other rounding
-    assert_verified(kiln, tmp_path / "store")
+    assert_verified(tmp_path / "store")
 
 
 def test_an_interrupted_extraction_goes_on(kiln, tiny_vae, tmp_path):
@@ -92,25 +89,24 @@ def test_an_interrupted_extraction_goes_on(kiln, tiny_vae, tmp_path):
         return ended_by(signal.SIGTERM) and ended_by(signal.SIGKILL)
 
     until_interrupted(ended_twice, tries=4)
-    other = kiln(*command[:-1], 3)
-    assert other.returncode != 0 and "begun by another number of ranks" in other.stderr
-    alone = kiln(*command[:-2])
-    assert alone.returncode != 0 and "part-0000" in alone.stderr
+    assert_fails("begun by another number of ranks", *command[:-1], 3, code=None)
+    assert_fails("part-0000", *command[:-2], code=None)
     # The ranks of the killed launcher end by themselves.
     deadline = time.monotonic() + 30
     while (result := kiln(*command)).returncode != 0 and time.monotonic() < deadline:
         assert "another process is writing this store" in result.stderr
         time.sleep(0.2)
     assert "going on behind them" in result.stderr
-    extract(kiln, tmp_path / "in", tmp_path / "alone", folder)
+    extract(tmp_path / "in", tmp_path / "alone", folder)
     assert_same_contents(tmp_path / "store", tmp_path / "alone", tolerance=1e-5)
-    assert_verified(kiln, tmp_path / "store")
+    assert_verified(tmp_path / "store")
 
 
-def test_a_broken_picture_ends_all_ranks(kiln, tmp_path):
+def test_a_broken_picture_ends_all_ranks(tmp_path):
     write_pictures(tmp_path / "in", 12, broken=(8,))
-    result = kiln(*extract_arguments(tmp_path / "in", tmp_path / "store", "pixels", "--strict", "--nproc", 2), timeout=60)
-    assert result.returncode != 0 and "(--strict)" in result.stderr
+    assert_fails("(--strict)",
+                 *extract_arguments(tmp_path / "in", tmp_path / "store", "pixels", "--strict", "--nproc", 2), code=None,
+                 timeout=60)
     assert not (tmp_path / "store" / "store.json").exists()
 
 
@@ -122,10 +118,10 @@ def sample_arguments(weights, out, *more, steps=3):
 
 
 @pytest.mark.parametrize("more", [[], ["--no-png"]], ids=["png", "npz-only"])
-def test_one_npz_of_all_ranks(kiln, weights, tmp_path, more):
+def test_one_npz_of_all_ranks(weights, tmp_path, more):
     def run(name, *extra):
-        result = kiln(*sample_arguments(weights, tmp_path / name, "--npz", tmp_path / f"{name}.npz", *more, *extra), timeout=60)
-        assert result.returncode == 0, result.stderr
+        succeed(*sample_arguments(weights, tmp_path / name, "--npz", tmp_path / f"{name}.npz", *more, *extra),
+                timeout=60)
         return (tmp_path / f"{name}.npz").read_bytes()
 
     def images(name):
@@ -143,7 +139,7 @@ def test_one_npz_of_all_ranks(kiln, weights, tmp_path, more):
     assert np.abs(images("both") - images("alone")).max() <= 1  # other batches: other rounding
 
 
-def test_an_interrupted_npz_goes_on_with_other_ranks(kiln, weights, tmp_path):
+def test_an_interrupted_npz_goes_on_with_other_ranks(weights, tmp_path):
     """Without --no-png's files: what the ranks drew waits in a folder, which one rank alone takes up, too."""
     arguments = sample_arguments(weights, tmp_path / "out", "--npz", tmp_path / "out.npz", "--no-png", "--threads", 1, steps=60)
 
@@ -157,11 +153,11 @@ def test_an_interrupted_npz_goes_on_with_other_ranks(kiln, weights, tmp_path):
         return not (tmp_path / "out.npz").exists()
 
     until_interrupted(interrupted)
-    result = kiln(*arguments)
-    assert result.returncode == 0 and "of 11 images are there already" in result.stderr, result.stderr
+    result = succeed(*arguments)
+    assert "of 11 images are there already" in result.stderr, result.stderr
     assert not (tmp_path / "out" / "passing").exists()
     fresh = [part.replace(str(tmp_path / "out"), str(tmp_path / "fresh")) for part in arguments]
-    assert kiln(*fresh).returncode == 0
+    succeed(*fresh)
     got, want = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in ("out", "fresh"))
     assert np.abs(got - want).max() <= 1
 
@@ -180,8 +176,9 @@ def test_other_builds_are_refused_on_every_rank(kiln, weights, tmp_path):
 
 
 def test_other_settings_are_refused_on_every_rank(weights, tmp_path):
-    commands = [[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", 1)] for _ in range(2)]
-    assert [code for _, code in start_by_hand(commands)] == [0, 0]
-    commands = [[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", 2)] for _ in range(2)]
-    for (_, stderr), code in start_by_hand(commands):
+    def with_seed(seed):
+        return start_by_hand([[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", seed)]] * 2)
+
+    assert [code for _, code in with_seed(1)] == [0, 0]
+    for (_, stderr), code in with_seed(2):
         assert code == 1 and "drawn with other settings: seed" in stderr

@@ -10,7 +10,10 @@ from conftest import succeed
 from dit_torch import randomise_
 from pipelines import START, kiln_normals, tiny_kl
 from pixart_torch import PixArt
-from recorded_runs import CLASSES, PIXART, PROMPTS, dit_run, draw, pieces, pixart_run, record_of, recorded, refusal  # noqa: F401
+from recorded_runs import (  # noqa: F401
+    CLASSES, PIXART, PROMPTS, bare_weights, dit_run, draw, pieces, pixart_run, record_of, recorded, refusal,
+)
+from run_files import checkpoint, read_config
 from safetensors.torch import load_file, save_file
 
 
@@ -86,8 +89,7 @@ def test_new_user_15_a_folder_becomes_the_file_it_was_made_beside(pixart_run, tm
 
 
 def test_1_shift_and_objective_can_be_given(dit_run, tmp_path):
-    bare = tmp_path / "bare.safetensors"
-    save_file(load_file(dit_run / "checkpoints/step-00000010/ema.safetensors"), bare)
+    bare = bare_weights(dit_run, tmp_path)
     want, _ = draw(tmp_path, "--run", dit_run, "--classes", "1,2")
     told = ["--weights", bare, "--model-config", '{"num_heads": 4}', "--classes", "1,2", "--objective", "flow", "--flow-shift", 4,
             "--num-sampling-steps", 5, "--cfg-scale", 2.5]
@@ -103,15 +105,14 @@ def test_1_shift_and_objective_can_be_given(dit_run, tmp_path):
 
 def test_2_a_config_beside_the_weights_is_read(dit_run, tmp_path):
     want, _ = draw(tmp_path, "--run", dit_run, *CLASSES)
-    shutil.copy(dit_run / "checkpoints/step-00000010/ema.safetensors", tmp_path / "ema.safetensors")
+    shutil.copy(checkpoint(dit_run, 10) / "ema.safetensors", tmp_path / "ema.safetensors")
     shutil.copy(dit_run / "config.json", tmp_path / "config.json")
     got, _ = draw(tmp_path, "--weights", tmp_path / "ema.safetensors", *CLASSES)
     assert np.abs(got - want).max() <= 1
 
 
 def test_3_what_is_assumed_is_said_in_the_first_line(dit_run, tmp_path):
-    bare = tmp_path / "bare.safetensors"
-    save_file(load_file(dit_run / "checkpoints/step-00000010/ema.safetensors"), bare)
+    bare = bare_weights(dit_run, tmp_path)
     _, stderr = draw(tmp_path, "--weights", bare, "--num-sampling-steps", 2, count=1)
     lines = [line for line in stderr.splitlines() if not line.startswith("note: ")]
     assert lines[0].startswith("kiln sample: as dit is published: objective iddpm; sampler ddpm") and "num_heads 1" in lines[1]
@@ -120,7 +121,7 @@ def test_3_what_is_assumed_is_said_in_the_first_line(dit_run, tmp_path):
 def test_3_an_old_run_draws_as_published_and_says_so(dit_run, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(dit_run, run)
-    info = json.loads((run / "config.json").read_text())
+    info = read_config(run)
     del info["drawing"]
     (run / "config.json").write_text(json.dumps(info))
     _, stderr = draw(tmp_path, "--run", run, *CLASSES)
@@ -170,7 +171,7 @@ def test_a_mismatched_piece_is_named_before_the_first_picture(pixart_run, pieces
 
 
 def test_8_convert_takes_a_config_and_a_size(dit_run, tmp_path):
-    state = load_file(dit_run / "checkpoints/step-00000010/ema.safetensors")
+    state = load_file(checkpoint(dit_run, 10) / "ema.safetensors")
     torch.save(state, tmp_path / "w.pt")
     succeed("convert", "--in", tmp_path / "w.pt", "--model-config", '{"num_heads": 4}', "--out", tmp_path / "w.safetensors")
     assert record_of(tmp_path / "w.safetensors")[0]["model_config"]["num_heads"] == 4
@@ -182,7 +183,7 @@ def test_8_convert_takes_a_config_and_a_size(dit_run, tmp_path):
 
 
 def test_12_weights_of_another_family_are_named(dit_run, tmp_path):
-    weights = dit_run / "checkpoints/step-00000010/ema.safetensors"
+    weights = checkpoint(dit_run, 10) / "ema.safetensors"
     line = refusal("sample", "--weights", weights, "--model", "pixart", "--prompt", "a", "--out", tmp_path / "out")
     assert "holds weights of dit, not of pixart" in line
 
@@ -202,12 +203,11 @@ def test_14_a_run_ships_with_its_average_alone(dit_run, tmp_path):
     want, _ = draw(tmp_path, "--run", dit_run, *CLASSES)
     run = tmp_path / "run"
     shutil.copytree(dit_run, run)
-    checkpoint = run / "checkpoints/step-00000010"
-    (checkpoint / "model.safetensors").unlink()
+    (checkpoint(run, 10) / "model.safetensors").unlink()
     got, _ = draw(tmp_path, "--run", run, *CLASSES)
     assert np.array_equal(got, want)
     succeed("convert", "--in", run, "--out", tmp_path / "w.safetensors")
-    average = checkpoint / "ema.safetensors"
+    average = checkpoint(run, 10) / "ema.safetensors"
     average.write_bytes(average.read_bytes()[:-4])  # cut: not whole
     assert "checkpoint" in refusal("sample", "--run", run, *CLASSES, "--num-images", 1, "--out", tmp_path / "no")
 
@@ -239,8 +239,7 @@ def test_14_noise_is_saved_and_given(dit_run, tmp_path):
 
 def test_14_noise_of_the_steps_too(dit_run, tmp_path):
     noise = tmp_path / "noise.safetensors"
-    bare = tmp_path / "bare.safetensors"
-    save_file(load_file(dit_run / "checkpoints/step-00000010/ema.safetensors"), bare)
+    bare = bare_weights(dit_run, tmp_path)
     common = ["--weights", bare, "--classes", "1,2", "--objective", "epsilon", "--sampler", "ddpm", "--num-sampling-steps", 4]
     want, _ = draw(tmp_path, *common, "--save-noise", noise)
     assert load_file(noise)["step_noise"].shape == (4, 2, 3, 8, 8)
@@ -268,8 +267,8 @@ def test_no_ema_names_a_source_of_one_set(dit_run, tmp_path):
 
 def test_a_record_beside_completes_the_metadata_of_an_earlier_version(dit_run, tmp_path):
     want, _ = draw(tmp_path, "--run", dit_run, *CLASSES)
-    config = json.loads((dit_run / "config.json").read_text())["model_config"]
-    save_file(load_file(dit_run / "checkpoints/step-00000010/ema.safetensors"), tmp_path / "ema.safetensors",
+    config = read_config(dit_run)["model_config"]
+    save_file(load_file(checkpoint(dit_run, 10) / "ema.safetensors"), tmp_path / "ema.safetensors",
               {"kiln_model_config": json.dumps(config)})
     shutil.copy(dit_run / "config.json", tmp_path)
     assert np.abs(draw(tmp_path, "--weights", tmp_path / "ema.safetensors", *CLASSES)[0] - want).max() <= 1

@@ -14,6 +14,7 @@ from recorded_runs import (  # noqa: F401
     PIXART, PROMPTS, TINY, base, dit_run, draw, lora_run, one_picture, pieces, pixart_run, record_of, recorded,
     refusal,
 )
+from run_files import read_config
 from safetensors.torch import load_file, save_file
 from transformers import T5EncoderModel, T5Tokenizer
 
@@ -42,7 +43,7 @@ def test_8_training_takes_the_model_from_the_record(dit_run, tmp_path):
     succeed("train", "--weights", tmp_path / "w.safetensors", "--lora-rank", 2, "--data", "synthetic", "--autoencoder", "pixels",
             "--num-classes", 4, "--objective", "flow", "--global-batch", 2, "--threads", 1, "--peak-tflops", 1, "--max-steps", 1,
             "--out", out)
-    info = json.loads((out / "config.json").read_text())
+    info = read_config(out)
     assert info["model"] == "dit" and info["model_config"]["num_heads"] == 4 and info["image_size"] == 8
 
 
@@ -69,7 +70,7 @@ def test_10_a_moved_run_of_an_adapter_finds_its_base(base, lora_run, pieces, tmp
     want, _ = draw(tmp_path, "--weights", tmp_path / "merged.safetensors", *pictures)
     moved = tmp_path / "moved/run"
     shutil.copytree(lora_run, moved)
-    info = json.loads((moved / "config.json").read_text())
+    info = read_config(moved)
     info["adapter"]["base_path"] = "/gone/base.safetensors"
     (moved / "config.json").write_text(json.dumps(info))
     assert "--base PATH" in refusal("sample", "--run", moved, *pictures, "--num-images", 1, "--out", tmp_path / "no")
@@ -105,7 +106,7 @@ def test_8_training_goes_on_with_the_objective_of_the_weights(dit_run, tmp_path)
     common = ["train", "--weights", tmp_path / "w.safetensors", "--data", "synthetic", "--autoencoder", "pixels", "--num-classes", 4,
               "--global-batch", 2, "--threads", 1, "--peak-tflops", 1, "--max-steps", 1]
     stderr = succeed(*common, "--out", tmp_path / "run").stderr
-    assert json.loads((tmp_path / "run/config.json").read_text())["objective"]["shift"] == 4.0
+    assert read_config(tmp_path / "run")["objective"]["shift"] == 4.0
     assert "were trained: " in stderr and "--flow-shift 4" in stderr and "--objective flow" in stderr
     stderr = succeed(*common, "--objective", "flow", "--out", tmp_path / "other").stderr
     assert "this run trains with flow, shift 1, --weights" in stderr and "were trained with flow, shift 4" in stderr
@@ -141,7 +142,7 @@ def test_null_rows_f16_and_old_records_in_the_comparison_of_a_base(tmp_path):
     succeed("convert", "--in", base, *told, "--out", tmp_path / "folder")
     for source in (half, tmp_path / "folder"):
         succeed("convert", "--in", source, "--merge", run, "--out", tmp_path / f"merged-{source.stem}.safetensors")
-    info = json.loads((run / "config.json").read_text())
+    info = read_config(run)
     assert info["autoencoder"]["name"] == "" and "scaling_factor" not in info["autoencoder"]
     del info["adapter"]["base_values"]  # as an earlier version leaves it
     (run / "config.json").write_text(json.dumps(info))
@@ -175,7 +176,7 @@ def test_what_is_drawn_has_the_size_of_training(pieces, tmp_path):
             one_picture(tmp_path), "--autoencoder", "pixels", "--text-encoder", pieces / "t5", "--text-max-tokens", 12,
             "--image-size", 16, "--global-batch", 1, "--threads", 1, "--peak-tflops", 1, "--max-steps", 1, "--sample-every", 1,
             "--num-samples", 1, "--num-sampling-steps", 2, "--out", run)
-    info = json.loads((run / "config.json").read_text())
+    info = read_config(run)
     assert info["image_size"] == 16 and info["autoencoder"]["downsample"] == 1
     grid, = (run / "samples").glob("*.png")
     assert Image.open(grid).size == (16 + 4, 16 + 4)  # with its border
@@ -223,7 +224,7 @@ def test_training_begins_from_kilns_own_folder(dit_run, pixart_run, tmp_path):
         for name in ("file.safetensors", "folder", "folder/transformer"):
             out = ship / f"run-{len(begun)}"
             succeed(*TRAIN_ON, *more, "--weights", ship / name, "--out", out)
-            begun[name] = (json.loads((out / "config.json").read_text()), load_file(out / "checkpoints/step-00000001/model.safetensors"))
+            begun[name] = (read_config(out), load_file(out / "checkpoints/step-00000001/model.safetensors"))
         want_info, want = begun["file.safetensors"]
         for name, (info, got) in begun.items():
             assert all(info[key] == want_info[key] for key in ("model", "model_config", "objective", "image_size")), name
@@ -231,7 +232,7 @@ def test_training_begins_from_kilns_own_folder(dit_run, pixart_run, tmp_path):
         values = []
         for name in ("file.safetensors", "folder"):
             succeed(*TRAIN_ON, *more, "--weights", ship / name, "--lora-rank", 2, "--out", ship / f"lora-{len(values)}")
-            values.append(json.loads((ship / f"lora-{len(values)}/config.json").read_text())["adapter"]["base_values"])
+            values.append(read_config(ship / f"lora-{len(values)}")["adapter"]["base_values"])
         assert values[0] == values[1]
     folder = tmp_path / pixart_run.parent.name / "folder"
     line = refusal(*TRAIN_ON, "--model", "dit", "--hidden-size", 64, "--depth", 2, "--num-heads", 4, "--image-size", 64, "--weights",

@@ -6,12 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from browser import Browser, check_report, read_data
-from conftest import program, succeed
+from conftest import succeed
 from PIL import Image, PngImagePlugin
-from test_text_store import FAMILIES as ENCODERS
-from test_tokenizers import MAKERS
+from pictures import noise_picture
+from run_files import read_config
+from test_text_store import encoder_folder
 
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
            "--data", "synthetic", "--autoencoder", "pixels", "--image-size", 16, "--global-batch", 8, "--objective", "flow",
@@ -205,8 +205,7 @@ def write_pictures(folder, count):
     folder.mkdir()
     with open(folder / "metadata.jsonl", "w") as file:
         for index in range(count):
-            pixels = rng.integers(0, 256, ((16, 16), (12, 24))[index % 2] + (3,), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{index}.png")
+            noise_picture(rng, *((16, 16), (12, 24))[index % 2]).save(folder / f"{index}.png")
             file.write(json.dumps({"file_name": f"{index}.png", "text": f"picture {index} {NASTY}"}) + "\n")
 
 
@@ -215,11 +214,7 @@ def everything(tmp_path_factory):
     """Captions, buckets, stages of several stores, two ranks, validation, evaluation, grids; an adapter trained on that; a run
     that goes on with another stage and was evaluated by command; and a page of all three."""
     root = tmp_path_factory.mktemp("everything")
-    kind, _, model_class, config = ENCODERS["bert"]
-    torch.manual_seed(0)
-    (root / "encoder").mkdir()
-    MAKERS[kind](root / "encoder")
-    model_class(config).eval().save_pretrained(root / "encoder")
+    encoder_folder("bert", root / "encoder")
     for name, count in (("a", 18), ("b", 12)):
         write_pictures(root / name, count)
         succeed("extract", "--data", root / name, "--autoencoder", "pixels", "--buckets", "16x16,12x24", "--out", root / f"store-{name}",
@@ -281,7 +276,7 @@ def test_an_adapters_page(everything, browser):
 
 def test_a_continued_run_shows_all_stages_and_its_evaluation(everything, browser):
     page = browser.open(everything / "continued/report.html")
-    drawing = json.loads((everything / "continued/config.json").read_text())["drawing"]
+    drawing = read_config(everything / "continued")["drawing"]
     assert drawing["num_sampling_steps"] != 2, "a run without grids does not draw as its options say"
     for option, key in (("sampler", "sampler"), ("num-sampling-steps", "num_sampling_steps"), ("cfg-scale", "cfg_scale")):
         assert page.rows[option] == str(drawing[key])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import resource
 import shutil
@@ -10,8 +9,9 @@ import signal
 import subprocess
 
 import pytest
-from conftest import FULL, program, run_command
+from conftest import FULL, assert_fails, assert_refused, program, run_program, succeed
 from interruptions import until_interrupted, wait_while_running
+from run_files import assert_no_leftovers, events, kill_after, log_lines, num_steps, read_config, saved, step_lines
 
 MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 7]
 OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 6, "--micro-batch", 4, "--lr", 1e-3, "--threads", 1,
@@ -24,44 +24,29 @@ def command(out, steps, *extra):
     """The usual options, `extra` ones in the place of those that they replace."""
     options = dict(zip(MODEL[::2] + OPTIONS[::2], MODEL[1::2] + OPTIONS[1::2])) | dict(zip(extra[::2], extra[1::2]))
     pairs = [part for pair in options.items() for part in pair]
-    return [str(part) for part in [program("kiln"), "train", *pairs, "--out", out, "--max-steps", steps]]
+    return ["train", *pairs, "--out", out, "--max-steps", steps]
+
+
+def words(*arguments):
+    return [str(part) for part in [program("kiln"), *command(*arguments)]]
 
 
 def train(out, steps, *extra):
-    return run_command(command(out, steps, *extra), timeout=300)
-
-
-def log_lines(out):
-    path = out / "log.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return succeed(*command(out, steps, *extra), timeout=300)
 
 
 def losses(out):
-    return [(line["step"], line["images_seen"], line["loss"], line["grad_norm"]) for line in log_lines(out)
-            if "loss" in line]
+    return [(line["step"], line["images_seen"], line["loss"], line["grad_norm"]) for line in step_lines(out)]
 
 
 def checkpoint(out, step):
-    folder = out / "checkpoints" / f"step-{step:08}"
-    return {name: (folder / name).read_bytes() for name in WEIGHTS}
-
-
-def kill_after(out, steps, num_lines, *extra):
-    """Starts the command and kills it once the log has `num_lines` more lines; True if it was still running."""
-    target = len(losses(out)) + num_lines
-    process = subprocess.Popen(command(out, steps, *extra), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_while_running(process, lambda: len(losses(out)) >= target)
-    process.kill()
-    return process.wait() == -signal.SIGKILL
+    return saved(out, step, *WEIGHTS)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     out = tmp_path_factory.mktemp("uninterrupted")
-    result = train(out, STEPS, "--checkpoint-every", 40)
-    assert result.returncode == 0, result.stderr
+    train(out, STEPS, "--checkpoint-every", 40)
     return out
 
 
@@ -74,21 +59,20 @@ def test_killed_runs_end_in_the_same_bits(uninterrupted, tmp_path, checkpoint_ev
 
     def killed(_):
         shutil.rmtree(out, ignore_errors=True)
-        return all(kill_after(out, steps, chance.randrange(1, steps // 4), *extra) for _ in range(4))
+        return all(kill_after(command(out, steps, *extra), out, chance.randrange(1, steps // 4)) for _ in range(4))
 
     until_interrupted(killed)
-    result = train(out, steps, *extra)
-    assert result.returncode == 0, result.stderr
+    train(out, steps, *extra)
     assert losses(out) == losses(uninterrupted)[:steps]
     assert [line[0] for line in losses(out)] == list(range(1, steps + 1))
     assert checkpoint(out, steps) == checkpoint(uninterrupted, steps)
-    resumed = [line["step"] for line in log_lines(out) if line.get("event") == "resume"]
+    resumed = [line["step"] for line in events(out, "resume")]
     assert resumed and all(step % checkpoint_every == 0 or step == steps for step in resumed)
-    assert not [path for path in (out / "checkpoints").iterdir() if not path.name.startswith("step-")]
+    assert_no_leftovers(out)
 
 
 def test_same_seed_same_bytes(uninterrupted, tmp_path):
-    assert train(tmp_path, 40, "--checkpoint-every", 40).returncode == 0
+    train(tmp_path, 40, "--checkpoint-every", 40)
     assert checkpoint(tmp_path, 40) == checkpoint(uninterrupted, 40)
     assert losses(tmp_path) == losses(uninterrupted)[:40]
 
@@ -99,8 +83,8 @@ def test_a_stop_signal_checkpoints_and_exits_well(uninterrupted, tmp_path, stop)
 
     def stopped(_):
         shutil.rmtree(out, ignore_errors=True)
-        process = subprocess.Popen(command(out, STEPS, "--checkpoint-every", 0), stdout=subprocess.PIPE, text=True)
-        wait_while_running(process, lambda: len(losses(out)) >= 10)
+        process = subprocess.Popen(words(out, STEPS, "--checkpoint-every", 0), stdout=subprocess.PIPE, text=True)
+        wait_while_running(process, lambda: num_steps(out) >= 10)
         process.send_signal(stop)
         stdout, _ = process.communicate(timeout=60)
         assert process.returncode == 0
@@ -110,7 +94,7 @@ def test_a_stop_signal_checkpoints_and_exits_well(uninterrupted, tmp_path, stop)
     step = losses(out)[-1][0]
     assert step >= 10
     assert set(checkpoint(out, step)) == set(WEIGHTS)
-    assert train(out, STEPS).returncode == 0
+    train(out, STEPS)
     assert checkpoint(out, STEPS) == checkpoint(uninterrupted, STEPS)
     assert losses(out) == losses(uninterrupted)
 
@@ -118,27 +102,26 @@ def test_a_stop_signal_checkpoints_and_exits_well(uninterrupted, tmp_path, stop)
 def test_a_finished_run_stays_as_it_is(uninterrupted):
     before = checkpoint(uninterrupted, STEPS)
     result = train(uninterrupted, STEPS)
-    assert result.returncode == 0 and f"finished after step {STEPS}" in result.stdout
+    assert f"finished after step {STEPS}" in result.stdout
     assert checkpoint(uninterrupted, STEPS) == before
 
 
 def test_a_torn_checkpoint_is_passed_over(uninterrupted, tmp_path):
-    assert train(tmp_path, 60, "--checkpoint-every", 20).returncode == 0
+    train(tmp_path, 60, "--checkpoint-every", 20)
     torn = tmp_path / "checkpoints" / "step-00000060" / "ema.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
     (tmp_path / "checkpoints" / "step-00000070").mkdir()
-    result = train(tmp_path, STEPS)
-    assert result.returncode == 0, result.stderr
+    train(tmp_path, STEPS)
     assert {"event": "resume", "step": 40} in log_lines(tmp_path)
     assert checkpoint(tmp_path, STEPS) == checkpoint(uninterrupted, STEPS)
     assert losses(tmp_path) == losses(uninterrupted)
 
 
 def test_a_torn_log_line_is_cut(uninterrupted, tmp_path):
-    assert train(tmp_path, 40).returncode == 0
+    train(tmp_path, 40)
     with open(tmp_path / "log.jsonl", "a") as log:
         log.write('{"step": 41, "loss": 0.9')
-    assert train(tmp_path, STEPS).returncode == 0
+    train(tmp_path, STEPS)
     assert losses(tmp_path) == losses(uninterrupted)
 
 
@@ -146,12 +129,12 @@ def test_losses_between_two_log_lines_survive(tmp_path):
     """A line every 10 steps is the mean over them, also when the run stopped in between."""
     (whole := tmp_path / "whole").mkdir()
     (cut := tmp_path / "cut").mkdir()
-    assert train(whole, 20, "--log-every", 10).returncode == 0
-    assert train(cut, 13, "--log-every", 10).returncode == 0
-    assert train(cut, 20, "--log-every", 10).returncode == 0
+    train(whole, 20, "--log-every", 10)
+    train(cut, 13, "--log-every", 10)
+    train(cut, 20, "--log-every", 10)
     assert [line[0] for line in losses(cut)] == [10, 13, 20], "the last step of a run has a line"
     assert [line[2] for line in losses(cut) if line[0] != 13] == [line[2] for line in losses(whole)]
-    terms = {out: {line["step"]: line["loss_by_term"] for line in log_lines(out) if "loss" in line} for out in (whole, cut)}
+    terms = {out: {line["step"]: line["loss_by_term"] for line in step_lines(out)} for out in (whole, cut)}
     assert terms[whole] == {step: of_step for step, of_step in terms[cut].items() if step != 13}
 
 
@@ -163,7 +146,7 @@ def test_a_contrastive_run_goes_on_with_the_same_partners(tmp_path):
     for name, steps in (("whole", [9]), ("cut", [4, 9])):
         (tmp_path / name).mkdir()
         for last in steps:
-            assert train(tmp_path / name, last, *CONTRASTIVE).returncode == 0
+            train(tmp_path / name, last, *CONTRASTIVE)
     whole = tmp_path / "whole"
     assert checkpoint(tmp_path / "cut", 9) == checkpoint(whole, 9)
     assert losses(tmp_path / "cut") == losses(whole)
@@ -171,42 +154,37 @@ def test_a_contrastive_run_goes_on_with_the_same_partners(tmp_path):
     assert all(abs(of_step["mse"] - 0.05 * of_step["contrastive"] - line[2]) < 1e-5
                for of_step, line in zip(terms, losses(whole), strict=True))
     (ranks := tmp_path / "ranks").mkdir()
-    assert train(ranks, 9, *CONTRASTIVE, "--nproc", 3, "--micro-batch", 1).returncode == 0
+    train(ranks, 9, *CONTRASTIVE, "--nproc", 3, "--micro-batch", 1)
     for one, three in zip(losses(whole), losses(ranks), strict=True):
         assert math.isclose(one[2], three[2], rel_tol=1e-4), one[0]
-    assert json.loads((whole / "config.json").read_text())["objective"]["contrastive_lambda"] == 0.05
-    changed = train(whole, 12, *CONTRASTIVE[:2], "--contrastive-weight", 0.1)
-    assert changed.returncode != 0 and "--contrastive-weight (0.05 -> 0.1)" in changed.stderr
+    assert read_config(whole)["objective"]["contrastive_lambda"] == 0.05
+    assert_fails("--contrastive-weight (0.05 -> 0.1)",
+                 *command(whole, 12, *CONTRASTIVE[:2], "--contrastive-weight", 0.1), code=None)
 
 
 def test_contrastive_flow_matching_is_for_flows(tmp_path):
-    result = train(tmp_path, 2, "--objective", "iddpm", "--contrastive-weight", 0.05)
-    assert result.returncode != 0 and "--contrastive-weight has no effect with --objective iddpm" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert_refused(command(tmp_path, 2, "--objective", "iddpm", "--contrastive-weight", 0.05),
+                   "--contrastive-weight has no effect with --objective iddpm", code=None)
 
 
 def test_changed_options_are_refused_by_name(uninterrupted):
     for option, value in [("--lr", 2e-3), ("--seed", 12), ("--global-batch", 12), ("--depth", 3), ("--objective", "flow"),
                           ("--ema-decay", 0.99), ("--weight-decay", 0.1)]:
-        result = train(uninterrupted, 130, option, value)
-        assert result.returncode == 1
-        assert option in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
+        assert_refused(command(uninterrupted, 130, option, value), option)
 
 
 def test_harmless_changes_pass_and_rounding_warns(uninterrupted, tmp_path):
-    assert train(tmp_path, 10).returncode == 0
+    train(tmp_path, 10)
     result = train(tmp_path, 20, "--recompute", "all", "--log-every", 5)
-    assert result.returncode == 0 and result.stderr == ""
+    assert result.stderr == ""
     assert checkpoint(tmp_path, 20)
     result = train(tmp_path, 30, "--micro-batch", 3, "--threads", 2)
-    assert result.returncode == 0
     assert "--micro-batch (4 -> 3)" in result.stderr and "2 threads" in result.stderr
 
 
 def test_the_compute_dtype_may_change(tmp_path):
     for steps, dtype in [(10, "f32"), (20, "bf16"), (30, "fp16"), (40, "f32")]:
-        result = train(tmp_path, steps, "--compute-dtype", dtype)
-        assert result.returncode == 0, result.stderr
+        train(tmp_path, steps, "--compute-dtype", dtype)
     steps = [line[0] for line in losses(tmp_path)]
     assert steps == list(range(1, 41))
     values = [line[2] for line in losses(tmp_path)]
@@ -218,15 +196,15 @@ def limit_file_size(size):
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path):
-    assert train(tmp_path, 40).returncode == 0
+    train(tmp_path, 40)
     before = checkpoint(tmp_path, 40)
-    result = subprocess.run(command(tmp_path, 60), capture_output=True, text=True, timeout=300,
+    result = subprocess.run(words(tmp_path, 60), capture_output=True, text=True, timeout=300,
                             preexec_fn=limit_file_size(len(before["model.safetensors"]) // 2))
     assert result.returncode == 1
     assert len(result.stderr.splitlines()) == 1 and "File too large" in result.stderr
     assert checkpoint(tmp_path, 40) == before
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000040"]
-    assert train(tmp_path, STEPS).returncode == 0
+    train(tmp_path, STEPS)
     assert checkpoint(tmp_path, STEPS) == checkpoint(uninterrupted, STEPS)
 
 
@@ -234,7 +212,6 @@ def test_finding_6_by_products_do_not_end_training(tmp_path):
     def trained_without(steps):
         """What the run warns of: {name: cause}."""
         result = train(tmp_path, steps, "--checkpoint-every", 5)
-        assert result.returncode == 0, result.stderr
         lines = [line.split("training goes on without ")[1] for line in result.stderr.splitlines() if "goes on without" in line]
         causes = dict(line.split(": ", 1) for line in lines)
         assert len(lines) == len(causes), "once each"
@@ -256,15 +233,13 @@ def test_finding_6_by_products_do_not_end_training(tmp_path):
 
 def test_an_unusable_run_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    result = train(tmp_path / "file" / "run", 10)
-    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
-    assert "--out" in result.stderr
+    assert_refused(command(tmp_path / "file" / "run", 10), "--out")
 
 
 def test_non_finite_steps_are_named_and_stop_the_run(tmp_path):
-    result = train(tmp_path, 50, "--lr", 1e30, "--max-bad-steps", 3, "--checkpoint-every", 1)
+    result = run_program("kiln", *command(tmp_path, 50, "--lr", 1e30, "--max-bad-steps", 3, "--checkpoint-every", 1))
     assert result.returncode == 1
-    skipped = [line for line in log_lines(tmp_path) if line.get("event") == "skipped"]
+    skipped = events(tmp_path, "skipped")
     assert len(skipped) == 4
     assert skipped[0]["sample_ids"] and len(skipped[0]["sample_ids"]) == len(skipped[0]["timesteps"])
     last = result.stderr.splitlines()[-1]
@@ -280,8 +255,7 @@ def cosine(progress):
 
 
 def test_a_time_limit_ends_the_run_and_its_schedule(tmp_path):
-    result = train(tmp_path, 10**6, "--max-minutes", 0.03, "--lr-schedule", "cosine")
-    assert result.returncode == 0, result.stderr
+    train(tmp_path, 10**6, "--max-minutes", 0.03, "--lr-schedule", "cosine")
     lines = [line for line in log_lines(tmp_path) if "lr" in line]
     rates, seconds = ([line[name] for line in lines] for name in ("lr", "train_seconds"))
     assert all(passed < 1.8 for passed in seconds[:-1])
@@ -302,41 +276,34 @@ def test_impossible_options_are_one_line(tmp_path):
         (["--image-size", 30], "--image-size"), (["--device", "tpu"], "--device"),
     ]
     for extra, expected in cases:
-        result = train(tmp_path / "run", 10, *extra)
-        assert result.returncode != 0, extra
-        assert expected in result.stderr and len(result.stderr.strip().splitlines()) == 1, (extra, result.stderr)
+        assert_refused(command(tmp_path / "run", 10, *extra), expected, code=None)
         assert not (tmp_path / "run" / "checkpoints").exists() or not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_recipes(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('# widths\nlr = 2e-3\nglobal-batch = 4\nema-decay = [0.9]\nmicro-batch = 2\nobjective = "flow"\n')
-    arguments = [program("kiln"), "train", "--recipe", recipe, *MODEL, "--data", "synthetic", "--image-size", 64, "--max-steps", 2,
+    arguments = ["train", "--recipe", recipe, *MODEL, "--data", "synthetic", "--image-size", 64, "--max-steps", 2,
                  "--peak-tflops", 1, "--out", tmp_path / "run", "--lr", 1e-3]
-    result = run_command(arguments, timeout=60)
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments, timeout=60)
     resolved = (tmp_path / "run" / "config.toml").read_text().splitlines()
     assert "lr = 0.001" in resolved and "global-batch = 4" in resolved and 'objective = "flow"' in resolved
     # The resolved config is itself a recipe.
-    again = run_command([program("kiln"), "train", "--recipe", tmp_path / "run" / "config.toml", "--max-steps", 3], timeout=60)
-    assert again.returncode == 0 and "resuming" in again.stdout, again.stderr
+    again = succeed("train", "--recipe", tmp_path / "run" / "config.toml", "--max-steps", 3, timeout=60)
+    assert "resuming" in again.stdout
 
     for text, expected in [("globalbatch = 1\n", "global-batch"), ("lr = 'fast'\n", "number"), ("lr 1\n", "line 1"),
                            ("max-step = 3\n", "max-steps"), ("[train]\n", "tables")]:
         recipe.write_text(text)
-        result = run_command(arguments, timeout=60)
-        assert result.returncode == 1 and expected in result.stderr, result.stderr
-        assert len(result.stderr.splitlines()) == 1
+        assert_refused(arguments, expected, timeout=60)
 
 
 def test_a_cosine_whose_end_moves_warns(tmp_path):
-    assert train(tmp_path, 4, "--lr-schedule", "cosine").returncode == 0
+    train(tmp_path, 4, "--lr-schedule", "cosine")
     result = train(tmp_path, 8, "--lr-schedule", "cosine")
-    assert result.returncode == 0
     assert "--max-steps 8 instead of 4 moves the end of the cosine" in result.stderr
 
 
 def test_a_setting_without_effect_warns(tmp_path):
-    tf32 = run_command([*command(tmp_path, 2), "--tf32", "--device", "cpu"])
-    assert tf32.returncode == 0
+    tf32 = succeed(*command(tmp_path, 2), "--tf32", "--device", "cpu")
     assert "warning: --tf32 has no effect on a CPU" in tf32.stderr

@@ -75,17 +75,6 @@ DDIM = {
     "all timesteps": (100, 0.0, dict(num_train_timesteps=100, beta_end=0.1)),
     "trained betas": (5, 0.5, dict(trained_betas=np.linspace(1e-3, 0.1, 40).tolist(), num_train_timesteps=40)),
 }
-
-
-@pytest.mark.parametrize("steps, eta, config", DDIM.values(), ids=DDIM.keys())
-def test_ddim(conformance, steps, eta, config):
-    scheduler = DDIMScheduler(**config)
-    inputs = draws(steps)
-    got = conformance("sampler", inputs=inputs,
-                      config=dict(type="ddim", steps=steps, eta=eta, scheduler=scheduler_config(scheduler)))
-    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs, eta=eta))
-
-
 DDPM = {
     "default": (20, dict()),
     "SD, no clipping": (50, SD | dict(clip_sample=False)),
@@ -97,18 +86,6 @@ DDPM = {
     "sigmoid": (6, dict(beta_schedule="sigmoid")),
     "cosine, all": (60, dict(beta_schedule="squaredcos_cap_v2", num_train_timesteps=60)),
 }
-
-
-@pytest.mark.parametrize("steps, config", DDPM.values(), ids=DDPM.keys())
-def test_ddpm(conformance, steps, config):
-    scheduler = DDPMScheduler(**config)
-    learned = config.get("variance_type", "").startswith("learned")
-    inputs = draws(steps, out_channels=8 if learned else 4)
-    got = conformance("sampler", inputs=inputs,
-                      config=dict(type="ddpm", steps=steps, scheduler=scheduler_config(scheduler)))
-    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
-
-
 FLOW = {
     "shift 1": (28, dict()),
     "shift 3": (20, dict(shift=3.0)),
@@ -118,18 +95,6 @@ FLOW = {
     "exponential": (10, dict(shift=3.0, use_exponential_sigmas=True)),
     "stochastic": (8, dict(shift=3.0, stochastic_sampling=True)),
 }
-
-
-@pytest.mark.parametrize("steps, config", FLOW.values(), ids=FLOW.keys())
-def test_flow_euler(conformance, steps, config):
-    scheduler = FlowMatchEulerDiscreteScheduler(**config)
-    inputs = draws(steps)
-    got = conformance("sampler", inputs=inputs,
-                      config=dict(type="flow_euler", steps=steps, scheduler=scheduler_config(scheduler)))
-    timesteps, samples = run_scheduler(scheduler, steps, inputs)
-    assert_close(got["timesteps"], timesteps, 1e-6)
-    for row in range(steps):
-        assert_close(got["samples"][row], samples[row], ROW)
 
 
 def test_flow_euler_with_given_sigmas(conformance):
@@ -168,15 +133,6 @@ DPM = {
 }
 
 
-@pytest.mark.parametrize("steps, config", DPM.values(), ids=DPM.keys())
-def test_dpmpp(conformance, steps, config):
-    scheduler = DPMSolverMultistepScheduler(**config)
-    inputs = draws(steps)
-    got = conformance("sampler", inputs=inputs,
-                      config=dict(type="dpmpp", steps=steps, scheduler=scheduler_config(scheduler)))
-    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
-
-
 def test_sana_timesteps_are_truncated(conformance):
     config = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
     got = conformance("sampler", inputs=draws(20), config=dict(type="dpmpp", steps=20, scheduler=config))
@@ -194,27 +150,6 @@ EULER_LEVELS = {
     "exponential, sigma_min": (11, SD | dict(use_exponential_sigmas=True, final_sigmas_type="sigma_min")),
     "sample": (6, dict(prediction_type="sample")),
 }
-
-
-@pytest.mark.parametrize("steps, config", (EULER | EULER_LEVELS).values(), ids=(EULER | EULER_LEVELS).keys())
-def test_euler(conformance, steps, config):
-    scheduler, inputs = EulerDiscreteScheduler(**config), draws(steps)
-    got = conformance("sampler", inputs=inputs,
-                      config=dict(type="euler", steps=steps, scheduler=scheduler_config(scheduler)))
-    timesteps, samples = run_scheduler(scheduler, steps, inputs)
-    assert_close(got["timesteps"], timesteps, 1e-6)
-    for row in range(steps):
-        assert_close(got["samples"][row], samples[row], ROW)
-
-
-@pytest.mark.parametrize("steps, config", EULER.values(), ids=EULER.keys())
-def test_euler_ancestral(conformance, steps, config):
-    scheduler, inputs = EulerAncestralDiscreteScheduler(**config), draws(steps)
-    got = conformance("sampler", inputs=inputs,
-                      config=dict(type="euler_ancestral", steps=steps, scheduler=scheduler_config(scheduler)))
-    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
-
-
 UNIPC = {
     "default": (10, dict()),
     "SD, leading": (20, SD | dict(steps_offset=1, timestep_spacing="leading")),
@@ -231,16 +166,6 @@ UNIPC = {
     "sample": (7, dict(prediction_type="sample")),
     "zero SNR": (10, SD | V | dict(rescale_betas_zero_snr=True)),
 }
-
-
-@pytest.mark.parametrize("steps, config", UNIPC.values(), ids=UNIPC.keys())
-def test_unipc(conformance, steps, config):
-    scheduler, inputs = UniPCMultistepScheduler(**config), draws(steps)
-    got = conformance("sampler", inputs=inputs,
-                      config=dict(type="unipc", steps=steps, scheduler=scheduler_config(scheduler)))
-    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
-
-
 PNDM = {
     "SD": (20, SD | dict(skip_prk_steps=True, steps_offset=1)),
     "PLMS, v": (7, SD | V | dict(skip_prk_steps=True, set_alpha_to_one=True)),
@@ -249,17 +174,29 @@ PNDM = {
     "Runge-Kutta, v": (4, SD | V),
     "two steps": (2, SD | dict(skip_prk_steps=True)),
 }
+SAMPLERS = {"ddim": (DDIMScheduler, DDIM), "ddpm": (DDPMScheduler, DDPM), "pndm": (PNDMScheduler, PNDM),
+            "flow_euler": (FlowMatchEulerDiscreteScheduler, FLOW), "dpmpp": (DPMSolverMultistepScheduler, DPM),
+            "euler": (EulerDiscreteScheduler, EULER | EULER_LEVELS), "unipc": (UniPCMultistepScheduler, UNIPC),
+            "euler_ancestral": (EulerAncestralDiscreteScheduler, EULER)}
 
 
-@pytest.mark.parametrize("steps, config", PNDM.values(), ids=PNDM.keys())
-def test_pndm(conformance, steps, config):
-    """Its timesteps are model calls: more than steps."""
-    scheduler = PNDMScheduler(**config)
-    scheduler.set_timesteps(steps)
-    inputs = draws(len(scheduler.timesteps))
+@pytest.mark.parametrize("sampler, name",
+                         [(sampler, name) for sampler, (_, cases) in SAMPLERS.items() for name in cases])
+def test_samplers_equal_diffusers(conformance, sampler, name):
+    steps, *eta, config = SAMPLERS[sampler][1][name]
+    scheduler, options = SAMPLERS[sampler][0](**config), dict(eta=eta[0]) if eta else {}
+    calls = steps
+    if sampler == "pndm":  # its timesteps are model calls: more than steps
+        scheduler.set_timesteps(steps)
+        calls = len(scheduler.timesteps)
+    inputs = draws(calls, out_channels=8 if config.get("variance_type", "").startswith("learned") else 4)
     got = conformance("sampler", inputs=inputs,
-                      config=dict(type="pndm", steps=steps, scheduler=scheduler_config(scheduler)))
-    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
+                      config=dict(type=sampler, steps=steps, scheduler=scheduler_config(scheduler), **options))
+    timesteps, samples = run_scheduler(scheduler, steps, inputs, **options)
+    if sampler in ("flow_euler", "euler"):  # fractions
+        assert_close(got["timesteps"], timesteps, 1e-6)
+        timesteps = got["timesteps"]
+    assert_rows_close(got, timesteps, samples)
 
 
 def dpms(steps, noise, outputs, prediction):

@@ -5,7 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
-from closeness import (FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of)
+from closeness import (FORWARD_BF16, GRADIENT_BF16, assert_close, assert_equals, assert_gradients_close,
+                       assert_guided_samples, gradients_by_name, gradients_of, trained_by_torch)
 from diffusers import SanaTransformer2DModel
 from dit_torch import randomise_
 from test_train import assert_moved_alike
@@ -50,9 +51,7 @@ def run_diffusers(model, inputs, autocast=False):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = model(inputs["x"], encoder_hidden_states=inputs["caption_embeds"], timestep=inputs["t"],
                        guidance=inputs.get("guidance"), encoder_attention_mask=inputs.get("caption_mask")).sample
-    trainable = dict(model.named_parameters())
-    gradients = torch.autograd.grad((output * inputs["grad_output"]).sum(), trainable.values())
-    return output.detach(), dict(zip(trainable, gradients))
+    return output.detach(), gradients_by_name(model, (output * inputs["grad_output"]).sum())
 
 
 def run_diffusers_in_f64(model, inputs):
@@ -70,25 +69,22 @@ def terms_of_weight(norm, terms):
     norm.register_forward_hook(forward)
 
 
+def compare(conformance, config, model, inputs, run=run_diffusers):
+    got = conformance("forward", "--backward", model="sana", config=config, weights=model.state_dict(), inputs=inputs)
+    assert_equals(got, run(model, inputs), gradient_rtol=SANA_GRADIENT)
+
+
 @pytest.mark.parametrize("mask", [True, False], ids=["ragged", "no mask"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_output_and_gradients_equal_diffusers(conformance, config, mask):
-    model, inputs = random_sana(config), inputs_of(config, mask=mask)
-    outputs = conformance("forward", "--backward", model="sana", config=dict(model.config), weights=model.state_dict(),
-                          inputs=inputs)
-    want, want_gradients = run_diffusers(model, inputs)
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), want_gradients, SANA_GRADIENT)
+    model = random_sana(config)
+    compare(conformance, dict(model.config), model, inputs_of(config, mask=mask))
 
 
 @pytest.mark.parametrize("height, width", [(1, 1), (1, 9), (7, 2)])
 def test_odd_pictures(conformance, height, width):
     """Against f64: of one token attention gives v whatever q is, and diffusers' own gradient of q is noise in f32."""
-    model, inputs = random_sana(TINY), inputs_of(TINY, height=height, width=width)
-    outputs = conformance("forward", "--backward", model="sana", config=TINY, weights=model.state_dict(), inputs=inputs)
-    want, want_gradients = run_diffusers_in_f64(model, inputs)
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), want_gradients, SANA_GRADIENT)
+    compare(conformance, TINY, random_sana(TINY), inputs_of(TINY, height=height, width=width), run_diffusers_in_f64)
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 20, 72])
@@ -180,8 +176,7 @@ def test_the_repositorys_keys(conformance, name):
         "logvar_linear.weight": torch.zeros(1, 24), "logvar_linear.bias": torch.zeros(1)}
     outputs = conformance("forward", "--backward", model="sana", config=config, weights=weights, inputs=inputs)
     want, want_gradients = run_diffusers(model, inputs)
-    assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), native(want_gradients), SANA_GRADIENT)
+    assert_equals(outputs, (want, native(want_gradients)), gradient_rtol=SANA_GRADIENT)
 
 
 def test_missing_weights_are_named_in_the_files_keys(conformance):
@@ -239,15 +234,14 @@ def sana_levels(t, shift=3.0):
     return sigmas[t].float(), (sigmas * 1000).long()[t].float()
 
 
-def sana_loss(model, row):
-    """Of one batch: the squared error of the predicted velocity."""
+def sana_loss(model, batches, step):
+    """The squared error of the predicted velocity."""
+    row = {key: value[step] for key, value in batches.items()}
     sigma, timestep = sana_levels(row["t"])
     level = sigma.view(-1, 1, 1, 1)
     output = model((1 - level) * row["x_start"] + level * row["noise"], encoder_hidden_states=row["caption_embeds"],
                    timestep=timestep, encoder_attention_mask=row["caption_mask"]).sample
     return (output - (row["noise"] - row["x_start"])).square().mean()
-
-
 
 
 def test_twenty_steps_on_ragged_captions_equal_torch(conformance):
@@ -264,17 +258,9 @@ def test_twenty_steps_on_ragged_captions_equal_torch(conformance):
     got = conformance("train", model="sana", model_config=TINY, weights=start, batches_file=batches,
                       config=dict(loss=dict(type="flow", mode="sana", shift=3.0),
                                   optimizer=dict(type="adamw", **adamw), grad_clip=0.1, ema_decay=0.9))
-    parameters = list(model.parameters())
-    optimizer, losses = torch.optim.AdamW(parameters, **adamw), []
-    for step in range(steps):
-        row = {key: value[step] for key, value in batches.items()}
-        optimizer.zero_grad()
-        loss = sana_loss(model, row)
-        loss.backward()
-        losses.append(loss.item())
-        torch.nn.utils.clip_grad_norm_(parameters, 0.1)
-        optimizer.step()
-    assert_close(got["losses"], torch.tensor(losses), 1e-4)
+    losses, _ = trained_by_torch(list(model.parameters()), lambda step: sana_loss(model, batches, step), steps,
+                                 clip=0.1, **adamw)
+    assert_close(got["losses"], losses, 1e-4)
     keys = [key for key, _ in model.named_parameters() if not key.endswith("attn2.to_k.bias")]
     trained = {key: value.detach() for key, value in model.named_parameters() if key in keys}
     assert_moved_alike({key: got[f"param.{key}"] for key in keys}, trained, {key: start[key] for key in keys}, 1e-2)
@@ -284,24 +270,13 @@ def test_twenty_steps_on_ragged_captions_equal_torch(conformance):
 def test_samples_with_guidance_equal_torch(conformance, sampler):
     from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
     model = random_sana(TINY)
-    cond, uncond = inputs_of(TINY, batch=2, seed=4), inputs_of(TINY, batch=2, seed=5)
-    steps, scale = 6, 4.5
     if sampler == "flow_euler":
-        scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
         settings = dict(shift=3.0)
+        scheduler = FlowMatchEulerDiscreteScheduler(**settings)
     else:
         settings = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
         scheduler = DPMSolverMultistepScheduler(**settings)
-    inputs = {"noise": cond["x"], "caption_embeds": cond["caption_embeds"], "caption_mask": cond["caption_mask"],
-              "uncond_caption_embeds": uncond["caption_embeds"], "uncond_caption_mask": uncond["caption_mask"].flip(0)}
-    got = conformance("sample", model="sana", model_config=TINY, weights=model.state_dict(), inputs=inputs,
-                      config=dict(sampler=dict(type=sampler, steps=steps, scheduler=settings), cfg_scale=scale))
-    scheduler.set_timesteps(steps)
-    assert_close(got["timesteps"], scheduler.timesteps.float(), 1e-6)
-    x = inputs["noise"]
-    with torch.no_grad():
-        for i, t in enumerate(scheduler.timesteps):
-            halves = [model(x, encoder_hidden_states=inputs[prefix + "caption_embeds"], timestep=t.float().expand(2),
-                            encoder_attention_mask=inputs[prefix + "caption_mask"]).sample for prefix in ("", "uncond_")]
-            x = scheduler.step(halves[1] + scale * (halves[0] - halves[1]), t, x).prev_sample
-            assert_close(got["samples"][i], x, 1e-3)
+    halves = [inputs_of(TINY, batch=2, seed=seed) for seed in (4, 5)]
+    predict = lambda x, t, captions, mask: model(x, encoder_hidden_states=captions, timestep=t,
+                                                 encoder_attention_mask=mask).sample
+    assert_guided_samples(conformance, "sana", TINY, model, halves, sampler, scheduler, settings, predict, steps=6)

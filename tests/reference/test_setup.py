@@ -6,10 +6,10 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 from conftest import REPOSITORY
+from interruptions import wait_until
 
 HARMLESS = ["awk", "bash", "cat", "cp", "cut", "dirname", "env", "grep", "head", "mkdir", "mv", "rm", "sed", "sleep",
             "tail", "tee", "touch"]
@@ -146,10 +146,7 @@ fi
 def test_an_interrupted_demo_stops_and_goes_on(demo, command):
     (demo.root / "interrupt-at").write_text(command)
     process = demo.start("demo")
-    deadline = time.monotonic() + 60
-    while not (demo.root / "waiting").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((demo.root / "waiting").exists, limit_s=60, running=[process])
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C: to the script and to what it runs
     status, lines = finish(process)
     assert status == 130 and lines[-1] == "==> stopped: the same command continues"

@@ -1,37 +1,34 @@
 """Progressive data: runs of several stages, stores that grow, runs that go on with other data and another rate."""
 
+import functools
 import json
 import random
 import shutil
-import signal
-import subprocess
+from pathlib import Path
 
+import conftest
 import numpy as np
 import pytest
-from conftest import FULL, REPOSITORY, program, run_program, succeed
-from interruptions import until_interrupted, wait_while_running
-from PIL import Image
+from conftest import FULL, REPOSITORY, program, read_json, succeed, without_warnings
+from interruptions import killed_once, until_interrupted
+from pictures import noise_picture, unequal_caption
+from run_files import checkpoint, events, kill_after, num_steps, read_config, saved, step_lines
+from test_text_store import encoder_folder
 
 SIZE = 16
 MODEL = ["--model", "dit", "--hidden-size", 32, "--depth", 2, "--num-heads", 2, "--patch-size", 4, "--objective", "flow"]
 OPTIONS = ["--global-batch", 5, "--threads", 1, "--ema-decay", 0.9, "--log-every", 1, "--peak-tflops", 1, "--seed", 3,
            "--checkpoint-every", 7, "--no-tensorboard", "--no-preflight"]
-FILES = ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors")
 
 
-def refusal(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode != 0, result.stdout
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("warning:")]
-    assert len(lines) == 1, result.stderr
-    return lines[0]
+refusal = functools.partial(conftest.refusal, code=None, lines=without_warnings)
 
 
 def write_pictures(folder, first, count, size=SIZE):
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(first)
     for index in range(first, first + count):
-        Image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8)).save(folder / f"{index:04}.png")
+        noise_picture(rng, size, size).save(folder / f"{index:04}.png")
 
 
 def extract(data, out, *more, size=SIZE):
@@ -51,21 +48,14 @@ def command(out, *extra):
     return ["train", *MODEL, *OPTIONS, *extra, "--out", out]
 
 
-def events(out, name):
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if line.get("event") == name]
+def losses(out, killed=False):
+    return [(line["step"], line["loss"], line["lr"]) for line in step_lines(out, killed)]
 
 
-def losses(out):
-    if not (out / "log.jsonl").exists():
-        return []
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if line.endswith("}")]
-    return [(line["step"], line["loss"], line["lr"]) for line in lines if "loss" in line]
-
-
-def state(out, step):
-    folder = out / "checkpoints" / f"step-{step:08}"
-    return {name: (folder / name).read_bytes() for name in FILES}
+def remove_checkpoints_after(out, step):
+    for folder in (out / "checkpoints").iterdir():
+        if folder.name > f"step-{step:08}":
+            shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +89,7 @@ FIRST, SECOND = 16, 9  # steps: 4 * 20 / 5; (20 + 2 * 12) / 5
 def test_the_first_stage_is_the_run_of_one_stage(two_stages, stores, tmp_path):
     _, out, stdout = two_stages
     succeed(*command(tmp_path / "one", "--data", stores / "a", "--lr", 1e-3, "--epochs", 4))
-    assert state(out, FIRST) == state(tmp_path / "one", FIRST)
+    assert saved(out, FIRST) == saved(tmp_path / "one", FIRST)
     assert losses(out)[:FIRST] == losses(tmp_path / "one")
     assert "stage 1 (small) is done after step 16" in stdout and "finished after step 25" in stdout
     assert not events(out, "resume")
@@ -126,24 +116,13 @@ def test_each_stage_has_its_rate(two_stages):
 
 def test_losses_are_told_apart_by_source(two_stages, stores):
     _, out, _ = two_stages
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "loss" in line]
+    lines = step_lines(out)
     assert all("loss_by_source" not in line for line in lines[:FIRST])
     named = {name for line in lines[FIRST:] for name in line["loss_by_source"]}
     assert named == {str(stores / "a"), str(stores / "b")}
     report = (out / "report.html").read_text()
     for text in ("Loss by stage", "Loss by source", "stage 1 (small)", "stage 2 (more)"):
         assert text in report
-
-
-def kill_after(arguments, out, num_lines):
-    """True if it was still running."""
-    target = len(losses(out)) + num_lines
-    process = subprocess.Popen([str(a) for a in [program("kiln"), *arguments]], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
-    wait_while_running(process, lambda: len(losses(out)) >= target)
-    process.kill()
-    return process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("kills, every", [(30, 3), (10, 1)] if FULL else [(4, 3)])
@@ -157,7 +136,7 @@ def test_kills_across_boundaries_change_nothing(two_stages, tmp_path, kills, eve
     last_steps = []  # that were logged before the kills
 
     def assert_whole():
-        assert state(out, FIRST + SECOND) == state(whole, FIRST + SECOND)
+        assert saved(out, FIRST + SECOND) == saved(whole, FIRST + SECOND)
         assert losses(out) == losses(whole)
         assert [e["step"] for e in events(out, "stage")] == [1, FIRST + 1]
 
@@ -166,10 +145,10 @@ def test_kills_across_boundaries_change_nothing(two_stages, tmp_path, kills, eve
         last_steps.clear()
         ended = 0
         while len(last_steps) < kills and ended < kills:
-            to_boundary = FIRST - len(losses(out))
+            to_boundary = FIRST - num_steps(out)
             lines = to_boundary if len(last_steps) % 2 == 0 and 0 < to_boundary < 8 else chance.randrange(1, 8)
             if kill_after(arguments, out, lines):
-                last_steps.append(losses(out)[-1][0])
+                last_steps.append(losses(out, killed=True)[-1][0])
             else:
                 ended += 1
                 assert_whole()
@@ -186,7 +165,7 @@ def test_kills_across_boundaries_change_nothing(two_stages, tmp_path, kills, eve
 def test_recomputing_changes_nothing(two_stages, tmp_path):
     path, whole, _ = two_stages
     succeed(*command(tmp_path / "run", "--recipe", path, "--recompute", "all"))
-    assert state(tmp_path / "run", FIRST + SECOND) == state(whole, FIRST + SECOND)
+    assert saved(tmp_path / "run", FIRST + SECOND) == saved(whole, FIRST + SECOND)
 
 
 def test_ranks_go_through_the_same_stages(two_stages, tmp_path):
@@ -200,11 +179,9 @@ def test_a_stop_between_the_stages_resumes(two_stages, tmp_path):
     path, whole, _ = two_stages
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    for folder in (out / "checkpoints").iterdir():
-        if folder.name > f"step-{FIRST:08}":
-            shutil.rmtree(folder)
+    remove_checkpoints_after(out, FIRST)
     succeed(*command(out, "--recipe", path))
-    assert state(out, FIRST + SECOND) == state(whole, FIRST + SECOND)
+    assert saved(out, FIRST + SECOND) == saved(whole, FIRST + SECOND)
     assert losses(out) == losses(whole)
 
 
@@ -227,12 +204,12 @@ def test_damaged_checkpoints_lead_back_to_a_stage_that_is_fitted_then(stores, tm
     out = tmp_path / "run"
     arguments = command(out, "--recipe", path, "--checkpoint-every", 2, "--memory-budget", "2G", "--micro-batch", -1)
     succeed(*arguments)
-    whole = state(out, 8)
+    whole = saved(out, 8)
     for step in (4, 6, 8):
-        damage(out / f"checkpoints/step-{step:08}")
+        damage(checkpoint(out, step))
     result = succeed(*arguments)
     assert result.stderr.count("passed over, it is damaged") == 3
-    assert state(out, 8) == whole
+    assert saved(out, 8) == whole
 
 
 def test_what_slows_the_machine_is_said_once(stores, tmp_path, monkeypatch):
@@ -254,11 +231,11 @@ def test_a_stage_that_is_done_needs_none_of_its_stores(stores, tmp_path):
     out = tmp_path / "run"
     arguments = command(out, "--recipe", path, "--checkpoint-every", 6)
     succeed(*arguments)
-    whole = state(out, 8)
+    whole = saved(out, 8)
     shutil.rmtree(out / "checkpoints/step-00000008")
     shutil.rmtree(tmp_path / "b")
     succeed(*arguments)
-    assert state(out, 8) == whole
+    assert saved(out, 8) == whole
 
 
 # --- what lies ahead may change
@@ -272,7 +249,7 @@ def test_an_edited_recipe_may_add_stages_and_says_so(two_stages, stores, tmp_pat
     succeed(*command(out, "--recipe", one))
     result = succeed(*command(out, "--recipe", path))
     assert "stage 2 (more) follows: " in result.stdout
-    assert state(out, FIRST + SECOND) == state(whole, FIRST + SECOND)
+    assert saved(out, FIRST + SECOND) == saved(whole, FIRST + SECOND)
     (change,) = events(out, "changes")
     assert change["step"] == FIRST + 1 and "stage 2 (more) follows" in change["changes"][0]
 
@@ -308,14 +285,12 @@ def test_going_on_ends_the_stage_under_way(two_stages, stores, tmp_path):
     path, whole, _ = two_stages
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    for folder in (out / "checkpoints").iterdir():
-        if folder.name > "step-00000007":
-            shutil.rmtree(folder)
+    remove_checkpoints_after(out, 7)
     more = recipe(tmp_path / "more.toml", {"steps": 3, "data": str(stores / "b")})
     result = succeed("train", "--out", out, "--continue-with", more)
     assert "stage 1 (small) ends here, at step 7 of 16" in result.stdout
     assert "finished after step 10" in result.stdout
-    assert state(out, 7) == state(whole, 7)
+    assert saved(out, 7) == saved(whole, 7)
     assert "which is not given" in refusal("train", "--continue-with", more)
     assert "has no config.toml" in refusal("train", "--out", tmp_path / "absent", "--continue-with", more)
 
@@ -352,12 +327,12 @@ def test_a_store_grows_and_a_run_keeps_what_it_had(stores, tmp_path):
 
     result = succeed(*command(out, *whole, "--epochs", 4))
     assert "goes on with the 20 samples that it began with; its data have grown to 27" in result.stdout
-    assert state(out, FIRST) == state(tmp_path / "whole", FIRST)
+    assert saved(out, FIRST) == saved(tmp_path / "whole", FIRST)
     assert losses(out) == losses(tmp_path / "whole")
 
     grown = succeed(*command(tmp_path / "grown", *whole, "--epochs", 1))
     assert "finished after step 6 " in grown.stdout  # 27 / 5
-    plan = json.loads(succeed("plan", *MODEL, "--data", store, "--global-batch", 9, "--epochs", 2, "--gpu", "cpu", "--json").stdout)
+    plan = read_json("plan", *MODEL, "--data", store, "--global-batch", 9, "--epochs", 2, "--gpu", "cpu")
     assert plan["predicted"]["steps"] == 6
 
 
@@ -369,13 +344,11 @@ def test_an_interrupted_append_leaves_the_store_and_goes_on(stores, tmp_path):
     arguments = [program("kiln"), "extract", "--data", tmp_path / "pictures", "--autoencoder", "pixels", "--image-size", SIZE,
                  "--out", store, "--append", "--shard-size", 50]
     part = store / "appended-00001"
+    has_begun = (part / "shard-00001.safetensors").exists
 
     def killed(_):
         shutil.rmtree(part, ignore_errors=True)
-        process = subprocess.Popen([str(a) for a in arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_while_running(process, lambda: (part / "shard-00001.safetensors").exists())
-        process.kill()
-        return process.wait() == -signal.SIGKILL and (part / "shard-00001.safetensors").exists()
+        return killed_once(has_begun, arguments) and has_begun()
 
     until_interrupted(killed)
     if not json.loads((part / "store.json").read_text())["complete"]:
@@ -407,8 +380,6 @@ CLIPART = "/usr/share/openclipart/png"
 
 @pytest.mark.skipif(not FULL, reason="only with --full")
 def test_the_way_of_the_guide_with_openclipart(tmp_path):
-    from pathlib import Path
-
     found = sorted(Path(CLIPART).rglob("*.png"))
     if len(found) < 6000:
         pytest.skip("Debian's openclipart-png is not installed")
@@ -432,10 +403,9 @@ def test_the_way_of_the_guide_with_openclipart(tmp_path):
 
 def test_a_plan_of_stages_has_the_worst_memory_and_the_sum_of_times(two_stages):
     path, _, _ = two_stages
-    plan = json.loads(succeed("plan", *MODEL, "--global-batch", 5, "--recipe", path, "--gpu", "RTX-4090", "--json").stdout)
+    plan = read_json("plan", *MODEL, "--global-batch", 5, "--recipe", path, "--gpu", "RTX-4090")
     assert plan["steps"] == FIRST + SECOND
-    alone = plan["stages"]
-    alone = [stage["predicted"] for stage in alone]
+    alone = [stage["predicted"] for stage in plan["stages"]]
     assert [stage["steps"] for stage in alone] == [FIRST, SECOND]
     assert plan["needed_bytes"] == max(stage["needed_bytes"] for stage in alone)
     assert plan["days"] == pytest.approx(sum(stage["days"] for stage in alone))
@@ -503,17 +473,9 @@ def test_stores_that_do_not_fit_are_refused(stores, tmp_path):
 @pytest.fixture(scope="module")
 def captioned(tmp_path_factory):
     """A folder of captioned pictures that gets more of them, at two sizes, and two text encoders."""
-    import torch
-    from test_text_store import FAMILIES as ENCODERS
-    from test_tokenizers import MAKERS
-
     folder = tmp_path_factory.mktemp("captioned")
-    kind, _, model_class, config = ENCODERS["bert"]
     for name, seed in (("bert", 0), ("other", 1)):
-        torch.manual_seed(seed)
-        (folder / name).mkdir()
-        MAKERS[kind](folder / name)
-        model_class(config).eval().save_pretrained(folder / name)
+        encoder_folder("bert", folder / name, seed)
     return folder
 
 
@@ -521,8 +483,7 @@ def caption_pictures(folder, first, count):
     write_pictures(folder, first, count, size=2 * SIZE)
     with open(folder / "metadata.jsonl", "a") as file:
         for index in range(first, first + count):
-            text = " ".join(["red", "a green apple", "two birds on a long fence"][: index % 3 + 1]) + f" {index}"
-            file.write(json.dumps({"file_name": f"{index:04}.png", "text": text}) + "\n")
+            file.write(json.dumps({"file_name": f"{index:04}.png", "text": unequal_caption(index)}) + "\n")
 
 
 def test_captions_grow_with_their_store_and_stages_change_size(captioned, tmp_path):
@@ -544,7 +505,7 @@ def test_captions_grow_with_their_store_and_stages_change_size(captioned, tmp_pa
                   {"data": str(large), "epochs": 1, "position-scale": 2, "micro-batch": 2})
     result = succeed(*train, "--recipe", path)
     assert "finished after step 6 " in result.stdout  # 16 / 5 and 10 / 5
-    config = json.loads((tmp_path / "run/config.json").read_text())
+    config = read_config(tmp_path / "run")
     assert config["image_size"] == 2 * SIZE and config["model_config"]["pe_interpolation"] == 2
     shutil.rmtree(large / "text-bert")
     succeed("extract", "--data", pictures, "--out", large, "--text-encoder", captioned / "other", "--text-name", "bert")

@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
 
 import numpy as np
 import pytest
-from conftest import program, run_command
-from interruptions import until_interrupted, wait_while_running
+from conftest import assert_fails, assert_refused, program, succeed
+from interruptions import killed_once, until_interrupted
 from safetensors.numpy import load_file
+from test_images import names_of
 
 
 def write_fast_dit(folder, count, size=32, seed=0):
@@ -26,16 +25,9 @@ def write_fast_dit(folder, count, size=32, seed=0):
     return features, labels
 
 
-def import_fast_dit(kiln, source, out, *more):
-    return kiln(
-        "store", "import", "--from", "fast-dit", source / "imagenet256_features", source / "imagenet256_labels",
-        "--out", out, "--image-size", 256, *more,
-    )  # fmt: skip
-
-
-def names_of(shard):
-    offsets, text = shard["name_offsets"], shard["name_bytes"].tobytes()
-    return [text[a:b].decode() for a, b in zip(offsets, offsets[1:])]
+def import_fast_dit(source, out, *more):
+    succeed("store", "import", "--from", "fast-dit", source / "imagenet256_features", source / "imagenet256_labels",
+            "--out", out, "--image-size", 256, *more)
 
 
 def shards_of(store):
@@ -43,10 +35,9 @@ def shards_of(store):
     return info, [load_file(store / shard["file"]) for shard in info["shards"]]
 
 
-def test_fast_dit_import_keeps_every_bit(kiln, tmp_path):
+def test_fast_dit_import_keeps_every_bit(tmp_path):
     features, labels = write_fast_dit(tmp_path / "in", 25)
-    result = import_fast_dit(kiln, tmp_path / "in", tmp_path / "store", "--num-classes", 1000)
-    assert result.returncode == 0, result.stderr
+    import_fast_dit(tmp_path / "in", tmp_path / "store", "--num-classes", 1000)
     info, (shard,) = shards_of(tmp_path / "store")
     assert info["already_scaled"] and not info["has_logvar"] and info["scaling_factor"] == 0.18215
     assert len(info["class_names"]) == 1000
@@ -55,7 +46,7 @@ def test_fast_dit_import_keeps_every_bit(kiln, tmp_path):
     np.testing.assert_array_equal(shard["class_labels"], labels)
 
 
-def test_pixart_import_gives_the_same_posterior(kiln, tmp_path):
+def test_pixart_import_gives_the_same_posterior(tmp_path):
     rng = np.random.default_rng(1)
     moments = {}
     for index in range(5):
@@ -65,11 +56,8 @@ def test_pixart_import_gives_the_same_posterior(kiln, tmp_path):
         (tmp_path / "in" / "a").mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / "in" / "a" / f"{index}.x.npy", np.concatenate([mean, std]))
     arguments = ("store", "import", "--from", "pixart", tmp_path / "in", "--out", tmp_path / "store")
-    result = kiln(*arguments, "--image-size", 64)
-    assert result.returncode == 1
-    assert "--scaling-factor is needed" in result.stderr
-    result = kiln(*arguments, "--image-size", 64, "--scaling-factor", 0.13025)
-    assert result.returncode == 0, result.stderr
+    assert_fails("--scaling-factor is needed", *arguments, "--image-size", 64)
+    succeed(*arguments, "--image-size", 64, "--scaling-factor", 0.13025)
     info, (shard,) = shards_of(tmp_path / "store")
     assert info["scaling_factor"] == 0.13025 and not info["already_scaled"]
     for index, name in enumerate(names_of(shard)):
@@ -78,7 +66,7 @@ def test_pixart_import_gives_the_same_posterior(kiln, tmp_path):
         np.testing.assert_allclose(np.exp(0.5 * shard["logvar"][index, 0]), std, rtol=2e-6)
 
 
-def test_pixart_caption_features_become_a_text_store(kiln, tmp_path):
+def test_pixart_caption_features_become_a_text_store(tmp_path):
     """As tools/extract_features.py saves them: padded, with a mask, compressed; the third caption is the first again."""
     rng = np.random.default_rng(2)
     prompts, counts = ["a dog", "", "a dog", "two birds"], [3, 5, 3, 8]
@@ -94,8 +82,7 @@ def test_pixart_caption_features_become_a_text_store(kiln, tmp_path):
     (tmp_path / "data_info.json").write_text(json.dumps(listed))
     arguments = ["store", "import", "--from", "pixart", tmp_path / "in", "--data-info", tmp_path / "data_info.json",
                  "--image-size", 64, "--scaling-factor", 0.13025, "--caption-features", tmp_path / "captions"]  # fmt: skip
-    result = kiln(*arguments, "--out", tmp_path / "store")
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments, "--out", tmp_path / "store")
     folder = tmp_path / "store/text-t5"
     info = json.loads((folder / "text.json").read_text())
     assert (info["num_entries"], info["max_tokens"], info["width"], info["complete"]) == (4, 8, 16, True)
@@ -111,25 +98,16 @@ def test_pixart_caption_features_become_a_text_store(kiln, tmp_path):
     train = ["train", "--data", tmp_path / "store", "--device", "cpu", "--threads", 1, "--global-batch", 2, "--max-steps", 2,
              "--hidden-size", 32, "--depth", 2, "--num-heads", 2, "--objective", "flow", "--peak-tflops", 1, "--no-tensorboard",
              "--out"]  # fmt: skip
-    result = kiln(*train, tmp_path / "run", "--model", "pixart", "--patch-size", 2)
-    assert result.returncode == 0, result.stderr
-    result = kiln(*train, tmp_path / "sana", "--model", "sana", "--patch-size", 1)
-    assert result.returncode == 1
-    assert "no features of the empty caption" in result.stderr
-
-    def refused(out):
-        result = kiln(*arguments, "--out", tmp_path / out)
-        assert result.returncode == 1
-        return result.stderr
-
+    succeed(*train, tmp_path / "run", "--model", "pixart", "--patch-size", 2)
+    assert_fails("no features of the empty caption", *train, tmp_path / "sana", "--model", "sana", "--patch-size", 1)
     np.savez(tmp_path / "captions/3.npz", caption_feature=features[3], attention_mask=np.ones((1, 5), np.int16))
-    assert "attention_mask of 8 rows, got 5" in refused("mask")
+    assert_fails("attention_mask of 8 rows, got 5", *arguments, "--out", tmp_path / "mask")
     np.savez(tmp_path / "captions/3.npz", features=features[3])
-    assert "expected an array caption_feature" in refused("array")
+    assert_fails("expected an array caption_feature", *arguments, "--out", tmp_path / "array")
     (tmp_path / "captions/3.npz").write_bytes(b"no archive")
-    assert "expected an archive of numpy.savez" in refused("archive")
+    assert_fails("expected an archive of numpy.savez", *arguments, "--out", tmp_path / "archive")
     (tmp_path / "captions/3.npz").unlink()
-    assert "the caption of 3.npy is missing" in refused("missing")
+    assert_fails("the caption of 3.npy is missing", *arguments, "--out", tmp_path / "missing")
 
 
 def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
@@ -147,8 +125,7 @@ def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
     (tmp_path / "data_info.json").write_text(json.dumps(listed))
     arguments = ["store", "import", "--from", "pixart", tmp_path / "in", "--data-info", tmp_path / "data_info.json",
                  "--image-size", 512, "--scaling-factor", 0.13025]  # fmt: skip
-    result = kiln(*arguments, "--out", tmp_path / "store")
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments, "--out", tmp_path / "store")
     info, shards = shards_of(tmp_path / "store")
     assert info["has_image_size"]
     assert [(lane["height"], lane["width"], lane["aspect_ratio"]) for lane in info["lanes"]] == [sizes[2], sizes[1], sizes[0]]
@@ -177,16 +154,14 @@ def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
     assert "3.npy may belong to dir/3.png or to 3.jpg" in refused(lambda changed: changed.append({**changed[3], "path": "3.jpg"}))
     assert "expected a height in pixels" in refused(lambda changed: changed[2].pop("height"))
     assert "picture 1)" in refused(lambda changed: changed.insert(1, "no object"))
-    latents_only = kiln(*arguments[:5], *arguments[7:], "--out", tmp_path / "latents")
-    assert latents_only.returncode == 0, latents_only.stderr
+    succeed(*arguments[:5], *arguments[7:], "--out", tmp_path / "latents")
     assert len(json.loads((tmp_path / "latents" / "store.json").read_text())["lanes"]) == 3
 
 
-def test_inspect_measures_the_latents(kiln, tmp_path):
+def test_inspect_measures_the_latents(tmp_path):
     features, _ = write_fast_dit(tmp_path / "in", 40)
-    assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "store").returncode == 0
-    result = kiln("store", "inspect", tmp_path / "store")
-    assert result.returncode == 0, result.stderr
+    import_fast_dit(tmp_path / "in", tmp_path / "store")
+    result = succeed("store", "inspect", tmp_path / "store")
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
     assert rows["samples"][:4] == ["40", "in", "1", "shards,"]
     for channel in range(4):
@@ -198,9 +173,9 @@ def test_inspect_measures_the_latents(kiln, tmp_path):
 
 def test_verify_names_what_is_broken(kiln, tmp_path):
     write_fast_dit(tmp_path / "in", 6, size=8)
-    assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "store").returncode == 0
-    result = kiln("store", "verify", tmp_path / "store")
-    assert result.returncode == 0 and "6 samples in 1 shards" in result.stdout
+    import_fast_dit(tmp_path / "in", tmp_path / "store")
+    result = succeed("store", "verify", tmp_path / "store")
+    assert "6 samples in 1 shards" in result.stdout
     shard = tmp_path / "store" / "shard-00000.safetensors"
     content = bytearray(shard.read_bytes())
     content[-40] ^= 1
@@ -210,31 +185,21 @@ def test_verify_names_what_is_broken(kiln, tmp_path):
     assert "shard-00000.safetensors" in result.stdout and "checksum" in result.stdout
     assert len(result.stderr.strip().splitlines()) == 1
     shard.unlink()
-    result = kiln("store", "verify", tmp_path / "store")
-    assert result.returncode == 1 and "is missing" in result.stderr
+    assert_fails("is missing", "store", "verify", tmp_path / "store")
 
 
-def test_a_folder_that_is_no_store(kiln, tmp_path):
+def test_a_folder_that_is_no_store(tmp_path):
     for verb in ("inspect", "verify"):
-        result = kiln("store", verb, tmp_path)
-        assert result.returncode == 1
-        assert "expected a folder with store.json" in result.stderr
-        assert len(result.stderr.strip().splitlines()) == 1
+        assert_refused(["store", verb, tmp_path], "expected a folder with store.json")
 
 
-def test_killed_imports_end_with_the_same_bytes(kiln, tmp_path):
-    command = [
-        program("kiln"), "store", "import", "--from", "fast-dit", tmp_path / "in", "--out", tmp_path / "store",
-        "--image-size", "256",
-    ]  # fmt: skip
+def test_killed_imports_end_with_the_same_bytes(tmp_path):
+    command = ["store", "import", "--from", "fast-dit", tmp_path / "in", "--out", tmp_path / "store", "--image-size", 256]
     log = tmp_path / "store" / "unfinished-shard.log"
 
     def killed():
         before = log.stat().st_size if log.exists() else 0
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_while_running(process, lambda: log.exists() and log.stat().st_size > before + 2_000)
-        process.kill()
-        return process.wait() == -signal.SIGKILL
+        return killed_once(lambda: log.exists() and log.stat().st_size > before + 2_000, [program("kiln"), *command])
 
     def killed_twice(more):
         for folder in ("in", "store"):
@@ -243,9 +208,8 @@ def test_killed_imports_end_with_the_same_bytes(kiln, tmp_path):
         return killed() and killed()
 
     until_interrupted(killed_twice, tries=5)
-    assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "whole").returncode == 0
-    result = run_command(command)
-    assert result.returncode == 0, result.stderr
+    import_fast_dit(tmp_path / "in", tmp_path / "whole")
+    succeed(*command)
     for name in sorted(os.listdir(tmp_path / "whole")):
         assert (tmp_path / "store" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert sorted(os.listdir(tmp_path / "store")) == sorted(os.listdir(tmp_path / "whole"))

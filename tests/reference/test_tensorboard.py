@@ -1,13 +1,14 @@
 """Event files, read by TensorBoard itself, hold what log.jsonl holds."""
 
 import io
-import json
+import shutil
 
 import numpy as np
 import pytest
 from browser import parts_of
 from conftest import succeed
 from PIL import Image
+from run_files import checkpoint, log_lines, step_lines
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.tensorflow_stub import errors
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
@@ -38,8 +39,7 @@ def events(run):
 
 
 def test_scalars_equal_the_log(run, events):
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "loss" in line]
+    lines = step_lines(run)
     assert [line["step"] for line in lines] == [2, 4, 6, 8, 10]
     for tag in ("loss", "lr", "grad_norm", "images_per_s", "tflops", "host_bytes"):
         scalars = events.Scalars(tag)
@@ -55,7 +55,7 @@ def test_terms_of_the_loss(run, tmp_path):
     """Those of DiT's loss stand in the log, in TensorBoard and in the report. A loss of one term has no others."""
     assert "loss_by_term" not in (run / "log.jsonl").read_text()
     train(tmp_path, 4, "--objective", "iddpm", "--sample-every", 0)
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lines = log_lines(tmp_path)
     assert [line["step"] for line in lines] == [2, 4]
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
@@ -92,9 +92,7 @@ def test_every_record_has_right_checksums(run):
 def test_steps_after_the_checkpoint_are_dropped(tmp_path):
     """A resumed run's file takes the place of what its checkpoint had not seen."""
     train(tmp_path, 8, "--checkpoint-every", 4, "--sample-every", 0)
-    for file in (tmp_path / "checkpoints" / "step-00000008").iterdir():
-        file.unlink()
-    (tmp_path / "checkpoints" / "step-00000008").rmdir()
+    shutil.rmtree(checkpoint(tmp_path, 8))
     train(tmp_path, 12, "--sample-every", 0)
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()

@@ -93,6 +93,12 @@ def config_of(name):
     return config | {"_name": "ignored"}
 
 
+def forward(conformance, name, model, inputs, change={}, **more):
+    """What Kiln's gives for the weights of transformers' `model`."""
+    return conformance("forward", model=MODELS[name][0], config=config_of(name) | change,
+                       **dict(weights=saved_weights(name, model)) | more, inputs=inputs)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_features_equal_transformers(conformance, name):
     model = model_of(name)
@@ -100,7 +106,7 @@ def test_features_equal_transformers(conformance, name):
         for given in (inputs, {key: value for key, value in inputs.items() if key != "attention_mask"}):
             if "attention_mask" not in given and name.startswith("bert"):
                 continue  # the sentence vector asks for one
-            got = conformance("forward", model=MODELS[name][0], config=config_of(name), weights=saved_weights(name, model), inputs=given)
+            got = forward(conformance, name, model, given)
             want = wanted(name, model, given)
             assert set(want) <= set(got)
             for output, value in want.items():
@@ -110,7 +116,7 @@ def test_features_equal_transformers(conformance, name):
 @pytest.mark.parametrize("name", ["t5", "bert", "clip, gelu, old eos", "gemma2"])
 def test_bf16_is_close_to_f32(conformance, name):
     model, inputs = model_of(name), inputs_of(name)
-    got = conformance("forward", model=MODELS[name][0], config=config_of(name), weights=saved_weights(name, model), inputs=inputs, dtype="bf16")
+    got = forward(conformance, name, model, inputs, dtype="bf16")
     for output, value in wanted(name, model, inputs).items():
         assert_close(got[output], value, FORWARD_BF16)
         assert violation(got[output], value, FORWARD) > 1, "it ran in f32"
@@ -122,21 +128,17 @@ def test_an_instruction_is_computed_once(conformance, name, shared):
     """Keys and values of the tokens that all texts begin with, fewer and more than the sliding window."""
     model, inputs = model_of(name), inputs_of(name, 4, 20, (20, 20, 13, 10))
     inputs["input_ids"][:, :shared] = inputs["input_ids"][0, :shared]
-    run = lambda **more: conformance("forward", model=MODELS[name][0], config=config_of(name), weights=saved_weights(name, model),
-                                     inputs=inputs | more)["last_hidden_state"]
+    run = lambda given={}, **more: forward(conformance, name, model, inputs | given, **more)["last_hidden_state"]
     again = dict(shared_tokens=torch.tensor([shared]))
-    got = run(**again)
+    got = run(again)
     assert_close(got, wanted(name, model, inputs)["last_hidden_state"], GEMMA_FORWARD)
     assert_close(got, run(), 1e-5)
-    half = conformance("forward", model=MODELS[name][0], config=config_of(name), weights=saved_weights(name, model), dtype="bf16",
-                       inputs=inputs | again)["last_hidden_state"]
-    assert_close(half, got, FORWARD_BF16)
+    assert_close(run(again, dtype="bf16"), got, FORWARD_BF16)
 
 
 def test_texts_whose_tokens_see_all_others_share_nothing(conformance):
     model, inputs = model_of("t5"), inputs_of("t5")
-    message = conformance("forward", model="t5_encoder", config=config_of("t5"), weights=saved_weights("t5", model),
-                          inputs=inputs | dict(shared_tokens=torch.tensor([2])), expect_error=True)
+    message = forward(conformance, "t5", model, inputs | dict(shared_tokens=torch.tensor([2])), expect_error=True)
     assert "t5_encoder keeps no prefix" in message
 
 
@@ -152,7 +154,7 @@ def test_norm_eps(conformance, name):
     want = wanted(name, model, inputs)["last_hidden_state"]
     default = config.get(key, 1e-6)
     for eps, is_right in ((default, True), (default * 10 if name != "bert" else 1e-5, False)):
-        got = conformance("forward", model=MODELS[name][0], config=config | {key: eps}, weights=saved_weights(name, model), inputs=inputs)
+        got = forward(conformance, name, model, inputs, {key: eps})
         assert (violation(got["last_hidden_state"], want, GEMMA_FORWARD) <= 1) == is_right
 
 
@@ -180,7 +182,7 @@ def key_variants(name, weights):
 def test_keys_of_other_files(conformance, name):
     model, inputs = model_of(name), inputs_of(name)
     weights = saved_weights(name, model)
-    run = lambda given: conformance("forward", model=MODELS[name][0], config=config_of(name), weights=given, inputs=inputs)["last_hidden_state"]
+    run = lambda given: forward(conformance, name, model, inputs, weights=given)["last_hidden_state"]
     want = run(weights)
     for variant in key_variants(name, weights):
         assert torch.equal(run(variant), want)
@@ -211,10 +213,8 @@ def test_minilm_gives_the_sentence_vectors_of_transformers(conformance):
     ("t5", {}, {"input_ids": torch.zeros(0, 3, dtype=torch.int64)}, "at least one token"),
 ])
 def test_errors_are_one_line(conformance, model, change, inputs, expected):
-    weights = saved_weights(model, model_of(model))
     given = inputs or {"input_ids": torch.tensor([[1, 2]])}
-    assert expected in conformance("forward", model=MODELS[model][0], config=config_of(model) | change, weights=weights, inputs=given,
-                                   expect_error=True)
+    assert expected in forward(conformance, model, model_of(model), given, change, expect_error=True)
 
 
 def test_config_files_of_transformers_are_read(conformance, tmp_path):

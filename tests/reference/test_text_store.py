@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from conftest import assert_fails, assert_refused, succeed
 from PIL import Image, PngImagePlugin
 from safetensors.torch import load_file
 from test_tokenizers import MAKERS
@@ -24,16 +25,19 @@ FAMILIES = {
 }
 
 
+def encoder_folder(family, folder, seed=0):
+    """A random model of a family with its tokenizer."""
+    kind, _, model_class, config = FAMILIES[family]
+    torch.manual_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    MAKERS[kind](folder)
+    model_class(config).eval().save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory):
-    """Folder with model and tokenizer of each family."""
-    folders = {}
-    for family, (kind, _, model_class, config) in FAMILIES.items():
-        torch.manual_seed(0)
-        folders[family] = tmp_path_factory.mktemp(family)
-        MAKERS[kind](folders[family])
-        model_class(config).eval().save_pretrained(folders[family])
-    return folders
+    return {family: encoder_folder(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
 
 
 def picture(index):
@@ -41,10 +45,13 @@ def picture(index):
 
 
 def write_metadata(folder, captions):
+    """Pictures with their captions, or what else stands in their lines."""
+    folder.mkdir(exist_ok=True)
     with open(folder / "metadata.jsonl", "w") as file:
         for index, caption in enumerate(captions):
             picture(index).save(folder / f"{index}.png")
             file.write(json.dumps({"file_name": f"{index}.png"} | ({"text": caption} if isinstance(caption, str) else caption)) + "\n")
+    return folder
 
 
 def read_text_store(folder):
@@ -63,19 +70,20 @@ def read_text_store(folder):
     return info, texts, rows, samples, captions
 
 
-def extract(kiln, data, out, encoder, *more):
-    return kiln("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", out, "--text-encoder", encoder, *more)
+def command(data, out, *more):
+    return ["extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", out, *more]
+
+
+def extract(data, out, encoder, *more):
+    return succeed(*command(data, out, "--text-encoder", encoder, *more))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_features_are_those_of_transformers(kiln, encoders, tmp_path, family):
+def test_features_are_those_of_transformers(encoders, tmp_path, family):
     _, tokenizer_class, model_class, _ = FAMILIES[family]
-    data = tmp_path / "data"
-    data.mkdir()
     captions = ["a red apple", "a green circle", "a red apple", "Ein gelbes Haus am Meer", "woman running: dark skin tone " * 20, ""]
-    write_metadata(data, captions)
-    result = extract(kiln, data, tmp_path / "store", encoders[family], "--text-dtype", "f32", "--text-max-tokens", 20)
-    assert result.returncode == 0, result.stderr
+    data = write_metadata(tmp_path / "data", captions)
+    result = extract(data, tmp_path / "store", encoders[family], "--text-dtype", "f32", "--text-max-tokens", 20)
     assert "5 captions, 4 of them different" in result.stdout or "6 captions, 4 of them different" in result.stdout
     assert "1 samples have no caption" in result.stdout and "1 captions were longer than 20 tokens" in result.stdout
     assert "5 / 5 captions  " in result.stderr and "captions/s" in result.stderr, "new user, 12: captions are no images"
@@ -103,18 +111,16 @@ def gemma(tmp_path_factory):
     return folder, GemmaTokenizer.from_pretrained(folder), model
 
 
-def test_captions_after_an_instruction(kiln, gemma, tmp_path):
+def test_captions_after_an_instruction(gemma, tmp_path):
     """Gemma 2 computes what the captions begin with once; a sample without one has the empty text, and no instruction."""
     folder, tokenizer, model = gemma
-    data = tmp_path / "data"
-    data.mkdir()
     captions = ["a red apple", "a green circle by the sea", "", "two birds", "woman running"]
-    write_metadata(data, captions)
+    data = write_metadata(tmp_path / "data", captions)
     instruction = "Given a prompt, describe every detail of the picture that it asks for, its colours and its light. User Prompt: "
     stores = []
     for batch in (2, 32):
-        result = extract(kiln, data, tmp_path / f"store-{batch}", folder, "--text-dtype", "f32", "--caption-prefix", instruction, "--text-batch", batch)
-        assert result.returncode == 0, result.stderr
+        extract(data, tmp_path / f"store-{batch}", folder, "--text-dtype", "f32", "--caption-prefix", instruction,
+                "--text-batch", batch)
         stores.append(read_text_store(tmp_path / f"store-{batch}" / "text-gemma2")[1:3])
     for texts, rows in stores:
         assert texts[0] == "" and sorted(texts[1:]) == sorted(instruction + text for text in captions if text)
@@ -123,13 +129,11 @@ def test_captions_after_an_instruction(kiln, gemma, tmp_path):
                 assert_close(features, model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0], 2e-4)
 
 
-def test_an_instructions_rows_are_not_kept(kiln, gemma, tmp_path):
+def test_an_instructions_rows_are_not_kept(gemma, tmp_path):
     """Sana's: captions are cut at their own length, and of the instruction the first and the last row remain."""
     folder, tokenizer, model = gemma
-    data = tmp_path / "data"
-    data.mkdir()
     captions = ["a red apple", "a green circle by the sea, and more than fits into so few tokens", "", "two birds"]
-    write_metadata(data, captions)
+    data = write_metadata(tmp_path / "data", captions)
     instruction, most = "Given a prompt, describe every detail of the picture:\n- its colours\n- its light\nUser Prompt: ", 12
     (tmp_path / "instruction.txt").write_text(instruction + "\n")
     hidden = len(tokenizer.encode(instruction)) - 2
@@ -143,8 +147,8 @@ def test_an_instructions_rows_are_not_kept(kiln, gemma, tmp_path):
         return rows[kept][tokens["attention_mask"][0][kept].bool()]
 
     for name, given in (("text", instruction), ("file", tmp_path / "instruction.txt")):
-        result = extract(kiln, data, tmp_path / name, folder, "--text-dtype", "f32", "--caption-instruction", given, "--text-max-tokens", most)
-        assert result.returncode == 0, result.stderr
+        extract(data, tmp_path / name, folder, "--text-dtype", "f32", "--caption-instruction", given,
+                "--text-max-tokens", most)
         info, texts, rows = read_text_store(tmp_path / name / "text-gemma2")[:3]
         assert sorted(texts) == sorted(captions) and info["instruction"] == instruction and info["num_truncated"] == 1
         for text, features in zip(texts, rows):
@@ -152,20 +156,17 @@ def test_an_instructions_rows_are_not_kept(kiln, gemma, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "clip_text", "t5_encoder"])
-def test_an_instruction_needs_an_encoder_that_begins_texts(kiln, encoders, tmp_path, family):
-    data = tmp_path / "data"
-    data.mkdir()
-    write_metadata(data, ["a red apple"])
-    result = extract(kiln, data, tmp_path / "store", encoders[family], "--caption-instruction", "Describe: ")
-    assert result.returncode == 1 and "--caption-prefix" in result.stderr, result.stderr
+def test_an_instruction_needs_an_encoder_that_begins_texts(encoders, tmp_path, family):
+    data = write_metadata(tmp_path / "data", ["a red apple"])
+    assert_fails("--caption-prefix", *command(data, tmp_path / "store", "--text-encoder", encoders[family],
+                                              "--caption-instruction", "Describe: "))
 
 
-def test_several_captions_weights_and_kinds(kiln, encoders, tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    write_metadata(data, [{"captions": [{"text": "long one", "weight": 3, "kind": "long"}, "short"]}, {"caption": ["x", "y"]}, "short"])
-    result = extract(kiln, data, tmp_path / "store", encoders["bert"], "--caption-prefix", "<", "--caption-suffix", ">", "--text-name", "two")
-    assert result.returncode == 0, result.stderr
+def test_several_captions_weights_and_kinds(encoders, tmp_path):
+    several = [{"text": "long one", "weight": 3, "kind": "long"}, "short"]
+    data = write_metadata(tmp_path / "data", [{"captions": several}, {"caption": ["x", "y"]}, "short"])
+    extract(data, tmp_path / "store", encoders["bert"], "--caption-prefix", "<", "--caption-suffix", ">",
+            "--text-name", "two")
     info, _, rows, samples, captions = read_text_store(tmp_path / "store" / "text-two")
     assert samples == [["<long one>", "<short>"], ["<x>", "<y>"], ["<short>"]]
     assert captions["weight"].tolist() == [3, 1, 1, 1, 1]
@@ -206,46 +207,39 @@ def write_layout(layout, folder):
 
 
 @pytest.mark.parametrize("layout", ["txt", "webdataset", "data_info", "png-text", "file-names"])
-def test_layouts(kiln, encoders, tmp_path, layout):
+def test_layouts(encoders, tmp_path, layout):
     data = tmp_path / "data"
     data.mkdir()
     write_layout(layout, data)
     more = ["--captions", layout] if layout in ("png-text", "file-names") else []
-    result = extract(kiln, data, tmp_path / "store", encoders["bert"], *more)
-    assert result.returncode == 0, result.stderr
+    extract(data, tmp_path / "store", encoders["bert"], *more)
     assert sorted(read_text_store(tmp_path / "store" / "text-bert")[3]) == [["one"], ["three"], ["two"]]
 
 
 def test_text_is_added_to_a_store_and_the_same_command_continues(kiln, encoders, tmp_path):
-    data, out = tmp_path / "data", tmp_path / "store"
-    data.mkdir()
-    write_metadata(data, [f"picture number {index}" for index in range(40)])
-    assert kiln("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", out).returncode == 0
+    out = tmp_path / "store"
+    data = write_metadata(tmp_path / "data", [f"picture number {index}" for index in range(40)])
+    succeed(*command(data, out))
     add = ["extract", "--data", data, "--out", out, "--text-encoder", encoders["bert"]]
-    assert kiln(*add).returncode == 0
+    succeed(*add)
     folder = out / "text-bert"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     (folder / "features-00000.safetensors").unlink()
     info = json.loads((folder / "text.json").read_text()) | {"complete": False, "captions_xxh3": "", "shards_xxh3": [], "num_truncated": 0}
     (folder / "text.json").write_text(json.dumps(info))
-    assert kiln(*add).returncode == 0
+    succeed(*add)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert "nothing to do" in kiln(*add).stdout
     for change, expected in ((["--text-max-tokens", 7], "--text-max-tokens"), (["--text-encoder", encoders["t5_encoder"], "--text-name", "bert"], "the text encoder"),
                              (["--caption-prefix", "a "], "--caption-prefix")):
-        arguments = [argument for argument in add] + change
-        if change[0] == "--text-encoder":
-            arguments = ["extract", "--data", data, "--out", out, *change]
-        result = kiln(*arguments)
-        assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr, result.stderr
+        assert_refused([*(add[:-2] if change[0] == "--text-encoder" else add), *change], expected)
 
 
 def test_hardening_high_1_damaged_captions_are_named(kiln, encoders, tmp_path):
     """By verify, and by training at the first read. Friction 25 too: inspect shows the text."""
-    data, store = tmp_path / "data", tmp_path / "store"
-    data.mkdir()
-    write_metadata(data, [f"picture number {index}" for index in range(6)])
-    assert extract(kiln, data, store, encoders["bert"]).returncode == 0
+    store = tmp_path / "store"
+    data = write_metadata(tmp_path / "data", [f"picture number {index}" for index in range(6)])
+    extract(data, store, encoders["bert"])
     assert "captions of text-bert" in kiln("store", "verify", store).stdout
     inspected = kiln("store", "inspect", store).stdout
     assert "text-bert" in inspected and "6 different captions" in inspected
@@ -255,36 +249,29 @@ def test_hardening_high_1_damaged_captions_are_named(kiln, encoders, tmp_path):
     start = content.index(rows)
     content[start : start + len(rows)] = rows[: len(rows) // 2] + bytes(len(rows) - len(rows) // 2)
     features.write_bytes(content)
-    verified = kiln("store", "verify", store)
-    assert verified.returncode == 1 and "features-00000" in verified.stderr
-    trained = kiln("train", "--model", "pixart", "--hidden-size", 24, "--depth", 1, "--num-heads", 2, "--patch-size", 4, "--data", store,
-                   "--image-size", SIZE, "--global-batch", 6, "--max-steps", 3, "--device", "cpu", "--peak-tflops", 1, "--out", tmp_path / "run")
-    assert trained.returncode == 1 and "is damaged: its features have changed" in trained.stderr, trained.stderr
+    assert_fails("features-00000", "store", "verify", store)
+    assert_fails("is damaged: its features have changed", "train", "--model", "pixart", "--hidden-size", 24, "--depth",
+                 1, "--num-heads", 2, "--patch-size", 4, "--data", store, "--image-size", SIZE, "--global-batch", 6,
+                 "--max-steps", 3, "--device", "cpu", "--peak-tflops", 1, "--out", tmp_path / "run")
 
 
-def test_ranks_write_the_same_store(kiln, encoders, tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    write_metadata(data, [f"picture number {index}" for index in range(12)])
+def test_ranks_write_the_same_store(encoders, tmp_path):
+    data = write_metadata(tmp_path / "data", [f"picture number {index}" for index in range(12)])
     for ranks in (0, 2):
-        result = extract(kiln, data, tmp_path / f"store-{ranks}", encoders["bert"], "--nproc", ranks)
-        assert result.returncode == 0, result.stderr
+        extract(data, tmp_path / f"store-{ranks}", encoders["bert"], "--nproc", ranks)
     for path in (tmp_path / "store-0" / "text-bert").iterdir():
         assert path.read_bytes() == (tmp_path / "store-2" / "text-bert" / path.name).read_bytes(), path.name
 
 
 def test_errors_are_one_line(kiln, encoders, tmp_path):
-    data, out = tmp_path / "data", tmp_path / "store"
-    data.mkdir()
-    write_metadata(data, [{}, {}])
+    data, out = write_metadata(tmp_path / "data", [{}, {}]), tmp_path / "store"
     checks = [(["--text-encoder", encoders["bert"]], "none of the 2 samples"), (["--text-encoder", tmp_path / "none"], "no folder"),
               (["--text-encoder", encoders["bert"], "--captions", "x"], "expected data, png-text or file-names"),
               (["--text-encoder", encoders["bert"], "--captions", "file-names", "--text-max-tokens", 65], "1 to 64 for bert"),
               (["--text-encoder", encoders["bert"], "--threads", -1], "--threads expects 0 (all processors) to 1024, got -1")]
-    assert kiln("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", out).returncode == 0
+    succeed(*command(data, out))
     for arguments, expected in checks:
-        result = kiln("extract", "--data", data, "--out", out, *arguments)
-        assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr, result.stderr
+        assert_refused(["extract", "--data", data, "--out", out, *arguments], expected)
     assert "give --autoencoder" in kiln("extract", "--data", data, "--out", out).stderr
     (data / "metadata.jsonl").write_bytes(b'{"file_name": "0.png", "text": "\xc3("}\n')
     assert kiln("extract", "--data", data, "--out", out, "--text-encoder", encoders["bert"]).returncode == 1

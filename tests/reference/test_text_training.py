@@ -1,21 +1,22 @@
 """Text to image from captioned pictures to prompts: every family that takes captions trains, resumes, divides, validates,
 is planned and draws by the same commands."""
 
+import functools
 import json
 import random
 import shutil
-import signal
-import subprocess
 
+import conftest
 import numpy as np
 import pytest
-import torch
 from browser import parts_of
-from conftest import FULL, matrix, program, run_program, succeed
-from interruptions import until_interrupted, wait_while_running
+from conftest import FULL, matrix, succeed
+from interruptions import until_interrupted
 from PIL import Image
-from test_text_store import FAMILIES as ENCODERS
-from test_tokenizers import MAKERS
+from pictures import captioned_pictures, unequal_caption
+from run_files import (assert_no_leftovers, events, kill_after, log_lines, losses, read_plan, saved, validation_losses,
+                       weights_of)
+from test_text_store import encoder_folder
 
 SIZE, COUNT = 16, 20
 UNET = {"block_out_channels": [32, 64], "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"], "norm_num_groups": 8,
@@ -31,36 +32,20 @@ OPTIONS = ["--image-size", SIZE, "--global-batch", 5, "--micro-batch", 2, "--lr"
            "--log-every", 1, "--peak-tflops", 1, "--seed", 3, "--text-dropout-prob", 0.3]
 
 
-def refusal(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode != 0
-    return result.stderr.strip()
+refusal = functools.partial(conftest.refusal, code=None, lines=lambda text: [text])
 
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory):
-    folders = {}
-    for family in ("bert", "clip_text"):
-        kind, _, model_class, config = ENCODERS[family]
-        torch.manual_seed(0)
-        folders[family] = tmp_path_factory.mktemp(family)
-        MAKERS[kind](folders[family])
-        model_class(config).eval().save_pretrained(folders[family])
-    return folders
+    return {family: encoder_folder(family, tmp_path_factory.mktemp(family)) for family in ("bert", "clip_text")}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, encoders):
-    """Pictures of one colour each with captions of unequal length, and their features by both encoders."""
+    """Pictures with captions of unequal length, and their features by both encoders."""
     folder = tmp_path_factory.mktemp("data")
-    (folder / "pictures").mkdir()
-    random = np.random.default_rng(0)
-    with open(folder / "pictures/metadata.jsonl", "w") as file:
-        for index in range(COUNT):
-            pixels = np.full((SIZE, SIZE, 3), random.integers(0, 256, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"pictures/{index}.png")
-            text = " ".join(["red", "a green apple", "two birds on a long fence"][: index % 3 + 1]) + f" {index}"
-            file.write(json.dumps({"file_name": f"{index}.png", "text": text}) + "\n")
+    captioned_pictures(folder / "pictures", ({"text": unequal_caption(index)} for index in range(COUNT)),
+                       [(SIZE, SIZE)])
     for encoder in encoders.values():
         succeed("extract", "--data", folder / "pictures", "--autoencoder", "pixels", "--image-size", SIZE, "--out", folder / "store",
                 "--text-encoder", encoder)
@@ -74,15 +59,6 @@ def arguments(store, family, out, steps, *extra):
 
 def train(store, family, out, steps, *extra):
     return succeed(*arguments(store, family, out, steps, *extra))
-
-
-def losses(out):
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-def weights(out, step, name="model.safetensors"):
-    return (out / "checkpoints" / f"step-{step:08}" / name).read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +80,13 @@ def test_a_stopped_run_goes_on_bitwise(tmp_path, store, runs, family):
     train(store, family, tmp_path / "run", 2)
     train(store, family, tmp_path / "run", 5)
     assert losses(tmp_path / "run") == losses(runs(family))
-    for name in ("model.safetensors", "ema.safetensors"):
-        assert weights(tmp_path / "run", 5, name) == weights(runs(family), 5, name)
+    assert weights_of(tmp_path / "run", 5) == weights_of(runs(family), 5)
 
 
 @pytest.mark.parametrize("family", matrix(["pixart_diffusers", "unet2d_condition"], ["pixart", "sana"]))
 def test_memory_choices_do_not_change_a_bit(tmp_path, store, runs, family):
     train(store, family, tmp_path / "run", 5, "--recompute", "all")
-    assert weights(tmp_path / "run", 5) == weights(runs(family), 5)
+    assert saved(tmp_path / "run", 5, "model.safetensors") == saved(runs(family), 5, "model.safetensors")
 
 
 @pytest.mark.parametrize("family, ranks, stage", [("pixart", 2, 3), ("pixart", 3, 1), ("sana", 2, 2), ("unet2d_condition", 2, 3)])
@@ -121,7 +96,7 @@ def test_ranks_see_the_same_captions(tmp_path, store, runs, family, ranks, stage
 
 
 def predicted_and_measured(out):
-    plan = json.loads((out / "plan.json").read_text())
+    plan = read_plan(out)
     return plan["predicted"]["peak_bytes"], plan["measured"]["peak_bytes"]
 
 
@@ -131,7 +106,7 @@ def test_the_plan_knows_captions(tmp_path, store, family):
     train(store, family, tmp_path / "run", 3, "--memory-budget", "auto")
     predicted, measured = predicted_and_measured(tmp_path / "run")
     assert predicted == pytest.approx(measured, rel=0.03)
-    samples = json.loads((tmp_path / "run" / "plan.json").read_text())["predicted"]["samples"]
+    samples = read_plan(tmp_path / "run")["predicted"]["samples"]
     features = store / f"text-{FAMILIES[family][0]}"
     assert samples["text_bytes"] == sum(path.stat().st_size for path in features.glob("*.safetensors"))
     shards = sum(path.stat().st_size for path in store.glob("shard-*.safetensors"))
@@ -143,14 +118,8 @@ def test_the_plan_knows_captions(tmp_path, store, family):
 def buckets(tmp_path_factory, encoders):
     """Captioned pictures of three aspect ratios."""
     folder = tmp_path_factory.mktemp("buckets")
-    (folder / "pictures").mkdir()
-    random = np.random.default_rng(1)
-    with open(folder / "pictures/metadata.jsonl", "w") as file:
-        for index in range(26):
-            height, width = [(16, 16), (40, 20), (12, 24)][index % 3]
-            pixels = np.full((height, width, 3), random.integers(0, 256, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"pictures/{index}.png")
-            file.write(json.dumps({"file_name": f"{index}.png", "text": "bird " * (1 + index % 4)}) + "\n")
+    captioned_pictures(folder / "pictures", ({"text": "bird " * (1 + index % 4)} for index in range(26)),
+                       [(16, 16), (40, 20), (12, 24)])
     succeed("extract", "--data", folder / "pictures", "--autoencoder", "pixels", "--buckets", "16x16,24x12,12x24", "--image-size", SIZE,
             "--enlarge", "--out", folder / "store", "--text-encoder", encoders["bert"])
     return folder / "store"
@@ -161,29 +130,14 @@ def test_buckets(tmp_path, buckets, family, extra):
     train(buckets, family, tmp_path / "whole", 9, *extra, "--memory-budget", "auto", "--validation-data", buckets, "--validate-every", 9)
     train(buckets, family, tmp_path / "parts", 4, *extra)
     train(buckets, family, tmp_path / "parts", 9, *extra)
-    assert weights(tmp_path / "parts", 9) == weights(tmp_path / "whole", 9)
+    assert saved(tmp_path / "parts", 9, "model.safetensors") == saved(tmp_path / "whole", 9, "model.safetensors")
     predicted, measured = predicted_and_measured(tmp_path / "whole")
     assert predicted == pytest.approx(measured, rel=0.03)
     validated = ["--validation-data", buckets, "--validate-every", 9]
     train(buckets, family, tmp_path / "ranks", 9, *extra, "--nproc", 2, "--zero-stage", 3, *validated)
     np.testing.assert_allclose(losses(tmp_path / "ranks"), losses(tmp_path / "whole"), rtol=5e-6)
-    found = [[line for line in map(json.loads, (tmp_path / run / "log.jsonl").read_text().splitlines()) if "validation_loss" in line]
-             for run in ("whole", "ranks")]
-    assert found[0][0]["validation_loss"] == pytest.approx(found[1][0]["validation_loss"], rel=5e-6)
-
-
-def kill_after(command, out, num_lines):
-    """Starts the command and kills it with -9 once its log has `num_lines` more lines; True if it was still running."""
-
-    def lines_so_far():  # the last one may be half written
-        log = out / "log.jsonl"
-        return log.read_bytes().count(b'"loss"') if log.exists() else 0
-
-    target = lines_so_far() + num_lines
-    process = subprocess.Popen([str(a) for a in [program("kiln"), *command]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_while_running(process, lambda: lines_so_far() >= target)
-    process.kill()
-    return process.wait() == -signal.SIGKILL
+    found = [validation_losses(tmp_path / run)[0] for run in ("whole", "ranks")]
+    assert found[0] == pytest.approx(found[1], rel=5e-6)
 
 
 @pytest.mark.parametrize("kills, every", [(20, 3), (20, 1)] if FULL else [(3, 2)])
@@ -203,18 +157,15 @@ def test_kills_on_buckets_change_nothing(tmp_path, buckets, kills, every):
     train(buckets, "pixart", out, steps, *extra)
     train(buckets, "pixart", tmp_path / "whole", steps)
     assert losses(out) == losses(tmp_path / "whole")
-    for name in ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors"):
-        assert weights(out, steps, name) == weights(tmp_path / "whole", steps, name)
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    resumed = [line["step"] for line in lines if line.get("event") == "resume"]
+    assert saved(out, steps) == saved(tmp_path / "whole", steps)
+    resumed = [line["step"] for line in events(out, "resume")]
     print(f"{kills} kills, a checkpoint every {every} steps, {steps} steps: resumed at {resumed}")
-    assert not [path for path in (out / "checkpoints").iterdir() if not path.name.startswith("step-")]
+    assert_no_leftovers(out)
 
 
 def test_validation_needs_captions_of_the_same_encoder(tmp_path, store):
     train(store, "pixart", tmp_path / "run", 2, "--validation-data", store, "--validate-every", 1)
-    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
-    assert [line for line in lines if "validation_loss" in line or "validation" in line]
+    assert [line for line in log_lines(tmp_path / "run") if "validation_loss" in line or "validation" in line]
 
 
 def test_hardening_high_2_validation_with_captions_of_other_samples_is_refused(tmp_path, store):
@@ -230,10 +181,7 @@ def test_grids_show_captions_or_prompts(tmp_path, store, runs, encoders):
     prompts = ["--sample-every", 2, "--num-samples", 2, "--num-sampling-steps", 2, "--sample-prompts", "red, green", "two birds"]
     train(store, "pixart", tmp_path / "run", 2, *prompts)
     assert (tmp_path / "run/samples/step-00000002.png").exists()
-    other = shutil.copytree(encoders["bert"], tmp_path / "other")
-    kind, _, model_class, config = ENCODERS["bert"]
-    torch.manual_seed(1)
-    model_class(config).save_pretrained(other)
+    other = encoder_folder("bert", tmp_path / "other", seed=1)
     line = refusal("train", "--data", store, "--text", "bert", "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, *prompts,
                    "--text-encoder", other, "--out", tmp_path / "refused", "--max-steps", 2)
     assert "is another text encoder" in line and "--text-encoder" in line
@@ -244,8 +192,7 @@ def test_evaluation_draws_captions(tmp_path, store):
     out, real = tmp_path / "run", store.parent / "pictures"
     train(store, "pixart", out, 1, "--evaluate-every", 1, "--evaluate-images", 8, "--evaluate-reference", real,
           "--num-sampling-steps", 2)
-    (event,) = (line for line in map(json.loads, (out / "log.jsonl").read_text().splitlines())
-                if line.get("event") == "evaluation")
+    (event,) = events(out, "evaluation")
     assert "fd_random" in event["metrics"] and event["protocol"]["samples"]["label_sampling"] == "prompts in turn"
     assert event["protocol"]["samples"]["prompts"]["count"] == 8
     report = (out / "report.html").read_text()
@@ -266,7 +213,7 @@ def test_a_text_run_is_evaluated_on_its_own_captions(tmp_path, store):
     data = shutil.copytree(store, tmp_path / "data")
     out, real = tmp_path / "run", store.parent / "pictures"
     train(data, "pixart", out, 2, "--validation-share", 0.4, "--validate-every", 2)
-    (validated,) = (line for line in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if line.get("event") == "validation")
+    (validated,) = events(out, "validation")
     captions = [json.loads(line)["text"] for line in (real / "metadata.jsonl").read_text().splitlines()]
     evaluate = ["evaluate", out, "--reference", real, "--net", "random", "--num-sampling-steps", 2, "--sampler", "ddim"]
 

@@ -135,6 +135,20 @@ def rows_of(outputs):
     return [ids[mask == 1].tolist() for ids, mask in zip(outputs["input_ids"], outputs["attention_mask"])]
 
 
+def ids_of(conformance, tmp_path, folder, texts, **config):
+    return rows_of(conformance("tokenize", tokenizer=folder, config=config,
+                               inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+
+
+def folder_with(folder, file, settings=None):
+    """A tokenizer's folder of one file, and tokenizer_config.json with `settings`."""
+    folder.mkdir()
+    shutil.copy(file, folder)
+    if settings is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
 def differences(got, want, texts):
     return [(text, a, b) for text, a, b in zip(texts, got, want) if a != b]
 
@@ -143,8 +157,7 @@ def differences(got, want, texts):
 def test_ids_equal_transformers(conformance, tmp_path, folders, kind):
     texts = lines() + MARKERS[kind]
     reference = CLASSES[kind].from_pretrained(folders[kind])
-    got = rows_of(conformance("tokenize", tokenizer=folders[kind], config={"padding": "longest"},
-                              inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+    got = ids_of(conformance, tmp_path, folders[kind], texts, padding="longest")
     want = reference(texts)["input_ids"]
     if kind == "t5":  # composed by sentencepiece where transformers leaves a decomposed character
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(folders[kind] / "spiece.model"))
@@ -157,8 +170,7 @@ def test_ids_equal_transformers(conformance, tmp_path, folders, kind):
 
 def test_t5_composes_characters_as_sentencepiece_does(conformance, tmp_path, folders):
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folders["t5"] / "spiece.model"))
-    got = rows_of(conformance("tokenize", tokenizer=folders["t5"], config={"add_special_tokens": False},
-                              inputs=write_lines(tmp_path / "lines.jsonl", DECOMPOSED)))
+    got = ids_of(conformance, tmp_path, folders["t5"], DECOMPOSED, add_special_tokens=False)
     assert got == [pieces.encode(text) for text in DECOMPOSED]
     reference = T5Tokenizer.from_pretrained(folders["t5"])
     assert got != reference(DECOMPOSED, add_special_tokens=False)["input_ids"], "transformers composes them too by now"
@@ -194,12 +206,8 @@ def test_settings_of_wordpiece(conformance, tmp_path, folders):
     texts = lines()[::40] + MARKERS["wordpiece"]
     for settings in (None, {"do_lower_case": False}, {"do_lower_case": False, "strip_accents": True}, {"strip_accents": False},
                      {"tokenize_chinese_chars": False}):
-        folder = tmp_path / str(settings)
-        folder.mkdir()
-        shutil.copy(folders["wordpiece"] / "vocab.txt", folder)
-        if settings is not None:
-            (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        got = rows_of(conformance("tokenize", tokenizer=folder, config={}, inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+        folder = folder_with(tmp_path / str(settings), folders["wordpiece"] / "vocab.txt", settings)
+        got = ids_of(conformance, tmp_path, folder, texts)
         assert not differences(got, BertTokenizer.from_pretrained(folder)(texts)["input_ids"], texts), settings
 
 
@@ -210,13 +218,10 @@ PLACES = ["a{}c", "a {} c", "{}", "{}{}", "{}x{}", " {} ", "x{}", "{}y", "9{}9",
 
 def test_listed_special_tokens_hide_sentinels(conformance, tmp_path, folders):
     """A list in tokenizer_config.json hides those of T5 that it lacks, as transformers has it."""
-    folder = tmp_path / "t5"
-    folder.mkdir()
-    shutil.copy(folders["t5"] / MODEL_FILES["t5"], folder)
     settings = {"additional_special_tokens": ["<new>", "<extra_id_3>"], "add_eos_token": True}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    folder = folder_with(tmp_path / "t5", folders["t5"] / MODEL_FILES["t5"], settings)
     texts = MARKERS["t5"] + ["<new> x<extra_id_3>", "<new><start_of_turn>"]
-    got = rows_of(conformance("tokenize", tokenizer=folder, config={}, inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+    got = ids_of(conformance, tmp_path, folder, texts)
     assert not differences(got, T5Tokenizer.from_pretrained(folder)(texts)["input_ids"], texts)
 
 
@@ -225,12 +230,9 @@ def test_user_defined_and_added_pieces_are_whole(conformance, tmp_path, folders,
     """Every one of them, with the model alone, with a list of special tokens beside it as published, and with the
     tokenizer.json that transformers made of it."""
     listed = {"gemma": ["<start_of_turn>", "<end_of_turn>"], "t5": [f"<extra_id_{i}>" for i in range(100)]}[kind]
-    alone, with_list, published = (tmp_path / name for name in ("alone", "list", "published"))
-    for folder in (alone, with_list, published):
-        folder.mkdir()
-        shutil.copy(folders[kind] / MODEL_FILES[kind], folder)
-    for folder in (with_list, published):
-        (folder / "tokenizer_config.json").write_text(json.dumps({"additional_special_tokens": listed}))
+    special = {"additional_special_tokens": listed}
+    alone, with_list, published = (folder_with(tmp_path / name, folders[kind] / MODEL_FILES[kind], settings)
+                                   for name, settings in (("alone", None), ("list", special), ("published", special)))
     CLASSES[kind].from_pretrained(alone).save_pretrained(tmp_path / "saved")
     shutil.copy(tmp_path / "saved/tokenizer.json", published)
     pieces = sorted(CLASSES[kind].from_pretrained(alone).get_added_vocab())
@@ -240,19 +242,17 @@ def test_user_defined_and_added_pieces_are_whole(conformance, tmp_path, folders,
     for folder in (alone, with_list, published):
         # Without tokenizer.json, transformers 5 forgets Gemma's user-defined pieces when special tokens are listed.
         reference = CLASSES[kind].from_pretrained(published if kind == "gemma" and folder != alone else folder)
-        got = rows_of(conformance("tokenize", tokenizer=folder, config={}, inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+        got = ids_of(conformance, tmp_path, folder, texts)
         assert not (different := differences(got, reference(texts)["input_ids"], texts)), f"{folder.name}: {different[:5]}"
 
 
 def test_user_defined_pieces_are_those_of_sentencepiece(conformance, tmp_path, folders):
     """Gemma's merges stop at them as sentencepiece's own do, also when the config lists other tokens as special."""
-    folder = tmp_path / "gemma"
-    folder.mkdir()
-    shutil.copy(folders["gemma"] / "tokenizer.model", folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": ["<start_of_turn>"]}))
+    folder = folder_with(tmp_path / "gemma", folders["gemma"] / MODEL_FILES["gemma"],
+                         {"extra_special_tokens": ["<start_of_turn>"]})
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     texts = [place.replace("{}", piece) for piece in ("<b>", "<h1>", "<unused3>", "\n\n\n", "\t\t", "apple") for place in PLACES]
-    got = rows_of(conformance("tokenize", tokenizer=folder, config={}, inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+    got = ids_of(conformance, tmp_path, folder, texts)
     assert not differences(got, [model.encode(text) for text in texts], texts)
 
 
@@ -267,9 +267,7 @@ def test_errors_are_one_line(conformance, tmp_path, folders):
                                            config={"truncation": True, "max_length": 1})
     (tmp_path / "empty").mkdir()
     assert "holds no tokenizer" in conformance("tokenize", tokenizer=tmp_path / "empty", config={}, inputs=good, expect_error=True)
-    half = tmp_path / "half"
-    half.mkdir()
-    shutil.copy(folders["clip"] / "vocab.json", half)
+    half = folder_with(tmp_path / "half", folders["clip"] / "vocab.json")
     assert "needs both" in conformance("tokenize", tokenizer=half, config={}, inputs=good, expect_error=True)
     broken = tmp_path / "broken"
     broken.mkdir()

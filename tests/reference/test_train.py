@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from closeness import trained_by_torch
 from dit_torch import DiT, randomise_
 from test_loss import iddpm_loss
 
@@ -52,27 +53,19 @@ def noised(x_start, noise, t):
 
 def train_torch(model, batches, steps, grad_accum, ema_decay, grad_clip, warmup, loss_fn, **adamw):
     ema = copy.deepcopy(model)
+
+    def loss_of(micro):
+        x, noise, t = (batches[k][micro] for k in ("x_start", "noise", "t"))
+        label = torch.where(batches["drop"][micro] == 1, 10, batches["y"][micro])
+        return loss_fn(model(noised(x, noise, t), t.float(), label), x, noise, t)
+
+    @torch.no_grad()
+    def average():
+        for mean, parameter in zip(ema.parameters(), model.parameters()):
+            mean.mul_(ema_decay).add_(parameter, alpha=1 - ema_decay)
+
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, **adamw)
-    losses, norms = [], []
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = adamw["lr"] * min(1.0, (step + 1) / warmup)
-        optimizer.zero_grad()
-        total = 0.0
-        for micro in range(step * grad_accum, (step + 1) * grad_accum):
-            x, noise, t = (batches[k][micro] for k in ("x_start", "noise", "t"))
-            label = torch.where(batches["drop"][micro] == 1, 10, batches["y"][micro])
-            loss = loss_fn(model(noised(x, noise, t), t.float(), label), x, noise, t) / grad_accum
-            loss.backward()
-            total += loss.item()
-        losses.append(total)
-        norms.append(torch.nn.utils.clip_grad_norm_(parameters, grad_clip or float("inf")).item())
-        optimizer.step()
-        with torch.no_grad():
-            for average, parameter in zip(ema.parameters(), model.parameters()):
-                average.mul_(ema_decay).add_(parameter, alpha=1 - ema_decay)
-    return ema, torch.tensor(losses), torch.tensor(norms)
+    return ema, *trained_by_torch(parameters, loss_of, steps, grad_accum, grad_clip, warmup, average, **adamw)
 
 
 def comparable(key, tensor):
@@ -203,8 +196,8 @@ def test_bad_recordings_are_one_line(conformance):
     missing = {key: tensor for key, tensor in batches.items() if key != "noise"}
     assert "noise" in conformance("train", **arguments, config=config, batches_file=missing, expect_error=True)
     for shape in ((2,), (3, 1), (1, 2), (6,)):
-        message = conformance("train", **arguments, config=config,
-                              batches_file=batches | dict(drop=torch.ones(shape, dtype=torch.int64)), expect_error=True)
+        other = batches | dict(drop=torch.ones(shape, dtype=torch.int64))
+        message = conformance("train", **arguments, config=config, batches_file=other, expect_error=True)
         assert "expected drop of shape (3, 2)" in message
     late = batches | dict(t=torch.full((3, 2), 1000))
     assert "1000" in conformance("train", **arguments, config=config, batches_file=late, expect_error=True)
