@@ -48,8 +48,8 @@ TEST(Plan, IsTheTraceOfTheStep) {
   const PlanOptions options = small_plan();
   const Plan plan = make_plan(options);
   const StepTrace trace = trace_of(options);
-  EXPECT_EQ(plan.peak_bytes, trace.memory.peak_bytes + workspaces_bytes(plan.machine));
-  EXPECT_EQ(workspaces_bytes(plan.machine), 2 * plan.machine.workspace_bytes)
+  EXPECT_EQ(plan.peak_bytes, trace.memory.peak_bytes + workspaces_bytes(plan.machine, false));
+  EXPECT_EQ(workspaces_bytes(plan.machine, false), 2 * plan.machine.workspace_bytes)
       << "forward's and autograd's thread";
   EXPECT_EQ(sum(plan.by_kind), plan.peak_bytes);
   EXPECT_EQ(plan.peak_bytes + sum(plan.overhead), plan.reserved_bytes + plan.machine.context_bytes);
@@ -57,6 +57,14 @@ TEST(Plan, IsTheTraceOfTheStep) {
   EXPECT_NEAR(plan.step_s, price_step(trace.spans, plan.machine).seconds, 1e-9);
   EXPECT_NEAR(plan.step_s, std::accumulate(plan.phase_s.begin(), plan.phase_s.end(), 0.0), 1e-9);
   EXPECT_DOUBLE_EQ(plan.images_per_s, 256 / plan.step_s);
+}
+
+// One stream records all graphs, so cuBLAS takes as many workspaces again, however many shapes are recorded.
+TEST(Plan, GraphsTakeWorkspacesOnce) {
+  PlanOptions options = small_plan();
+  const Plan plain = make_plan(options);
+  options.train.compute.cuda_graph = true;
+  EXPECT_EQ(make_plan(options).peak_bytes - plain.peak_bytes, 2 * plain.machine.workspace_bytes);
 }
 
 TEST(Plan, CountsTheBytesOfEveryWeight) {

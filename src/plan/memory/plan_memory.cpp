@@ -122,8 +122,8 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
   if (encodes_images()) peaks.encoding = timeline.play(autoencoder_events_.encode);
   if (data_.text_encoder) peaks.encoding = larger(peaks.encoding, timeline.play(text_events_.encode));
   MemoryEvents workspaces;
-  for (int64_t thread = 0; thread < kProductThreads; ++thread)
-    workspaces.push_back({.id = static_cast<uint64_t>(thread), .bytes = machine_.workspace_bytes});
+  for (int64_t i = 0; i < num_workspaces(options_.compute.cuda_graph); ++i)
+    workspaces.push_back({.id = static_cast<uint64_t>(i), .bytes = machine_.workspace_bytes});
   timeline.play(workspaces);
   peaks.first = timeline.play(trace_.spans);
   peaks.steady = timeline.play(trace_.spans);
@@ -187,7 +187,7 @@ void MemoryComposer::add_phase(const std::string& name, const Peak& peak, int64_
 void MemoryComposer::add_kinds(const Peak& steady) {
   auto& by_kind = plan_.by_kind;
   for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
-  by_kind["matmul"] += workspaces_bytes(machine_);
+  by_kind["matmul"] += workspaces_bytes(machine_, options_.compute.cuda_graph);
   by_kind[std::string(name_of(MemoryKind::kAutoencoder))] = autoencoder_bytes();
   by_kind[std::string(name_of(MemoryKind::kTextEncoder))] = text_encoder_bytes();
   by_kind[std::string(name_of(MemoryKind::kFeatureNet))] = judge_bytes();
@@ -233,7 +233,7 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
     add_phase("evaluation", peaks.evaluation,
               stepping + (cuda_ ? evaluation_.reference_bytes + evaluation_.host_bytes : 0));
   const Peak idle{.live_bytes = trace_.memory.persistent_bytes + autoencoder_bytes() + text_encoder_bytes() +
-                                judge_bytes() + workspaces_bytes(machine_),
+                                judge_bytes() + workspaces_bytes(machine_, options_.compute.cuda_graph),
                   .reserved_bytes =
                       cuda_ ? peaks.steady.reserved_bytes
                             : autoencoder_bytes() + text_encoder_bytes() + judge_bytes() + left_bytes(load_)};
