@@ -3,6 +3,7 @@
 // right operand comes first.
 #include <cublasLt.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -179,15 +180,36 @@ cublasStatus_t multiply(const EpilogueProductArgs& args, void* workspace, size_t
                         layouts[2].handle, &algorithm, workspace, workspace_bytes, stream);
 }
 
+struct Counts {
+  std::atomic<int64_t> served{0}, refused{0};
+};
+Counts& counts_of(EpilogueProduct product) {
+  static Counts counts[kNumEpilogueProducts];
+  return counts[static_cast<int>(product)];
+}
+
 }  // namespace
 }  // namespace kiln::ops::cuda
+
+using namespace kiln::ops::cuda;  // NOLINT: the C interface below is this file's only other content
 
 int kiln_cuda_epilogue_product(const kiln::ops::EpilogueProductArgs* args, void* workspace,
                                size_t workspace_bytes, void* stream) {
   const cublasStatus_t status =
-      kiln::ops::cuda::multiply(*args, workspace, workspace_bytes, static_cast<cudaStream_t>(stream));
-  if (status == CUBLAS_STATUS_SUCCESS) return 0;
+      multiply(*args, workspace, workspace_bytes, static_cast<cudaStream_t>(stream));
+  Counts& counts = counts_of(args->product);
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    ++counts.served;
+    return 0;
+  }
+  ++counts.refused;
   const bool is_unknown = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
                           status == CUBLAS_STATUS_ARCH_MISMATCH;
   return is_unknown ? kEpilogueNotServed : static_cast<int>(cudaErrorUnknown);
+}
+
+void kiln_cuda_epilogue_counts(kiln::ops::EpilogueProduct product, int64_t* served, int64_t* refused) {
+  const Counts& counts = counts_of(product);
+  *served = counts.served;
+  *refused = counts.refused;
 }

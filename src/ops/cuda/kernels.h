@@ -52,6 +52,8 @@ int kiln_cuda_pack_heads(const kiln::ops::HeadGrads* grads, kiln::Dtype dtype, v
 enum { kEpilogueNotServed = -1 };
 int kiln_cuda_epilogue_product(const kiln::ops::EpilogueProductArgs* args, void* workspace,
                                size_t workspace_bytes, void* stream);
+// How often this process asked for a product and was served, and how often not.
+void kiln_cuda_epilogue_counts(kiln::ops::EpilogueProduct product, int64_t* served, int64_t* refused);
 
 // Writes to *scale the power of two by which the values are divided to be at most `format_largest`.
 // `partials` is scratch of kFp8Partials elements. All memory is on the device.

@@ -1,0 +1,12 @@
+// A cuBLASLt that multiplies nothing, free of CUDA's headers.
+#pragma once
+
+namespace kiln::emulation {
+
+// How it answers: it has an algorithm and starts it, it has none, or it refuses to start the one it has.
+enum class CublasLt { kServes, kHasNone, kRefusesToStart };
+void set_cublaslt(CublasLt answer);
+// Returns how often an algorithm was asked for.
+int num_choices();
+
+}  // namespace kiln::emulation
