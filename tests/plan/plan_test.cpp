@@ -67,6 +67,16 @@ TEST(Plan, GraphsTakeWorkspacesOnce) {
   EXPECT_EQ(make_plan(options).peak_bytes - plain.peak_bytes, 2 * plain.machine.workspace_bytes);
 }
 
+TEST(Plan, NamesTheEngineOfAttentionThatItDoesNotCount) {
+  PlanOptions options = small_plan();
+  const auto notes = [&] { return make_plan(options).notes; };
+  EXPECT_THAT(notes(), Not(Contains(HasSubstr("cuDNN's attention"))));
+  options.gpu = "H100";
+  EXPECT_THAT(notes(), Contains(HasSubstr("cuDNN's attention")));
+  options.train.compute.deterministic = true;
+  EXPECT_THAT(notes(), Not(Contains(HasSubstr("cuDNN's attention"))));
+}
+
 TEST(Plan, CountsTheBytesOfEveryWeight) {
   const Plan plan = make_plan(small_plan());
   // Units are padded to 32 elements per weight.

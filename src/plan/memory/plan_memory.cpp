@@ -56,6 +56,7 @@ class MemoryComposer {
   void add_phase(const std::string& name, const Peak& peak, int64_t host);
   void add_kinds(const Peak& steady);
   void add_notes();
+  bool takes_cudnn() const;
   int64_t loader_bytes(const BatchOptions& draws, int64_t batch, bool of_pictures) const;
   int64_t checkpoint_copy_bytes() const;
   MemoryCurve curve() const;
@@ -249,6 +250,17 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
 }
 
+// Torch 2.11 prefers cuDNN's attention on GPUs of capability 9.0 with cuDNN above 9.15, and refuses it among
+// deterministic algorithms.
+bool MemoryComposer::takes_cudnn() const {
+  if ((machine_.name != "H100" && machine_.name != "H200") || options_.compute.deterministic) return false;
+  return std::ranges::any_of(trace_.spans, [](const Span& span) {
+    return std::ranges::any_of(span.ops, [](const OpRecord& op) {
+      return op.name == "kiln::packed_attention" && op.dtype != at::kFloat;
+    });
+  });
+}
+
 void MemoryComposer::add_notes() {
   if (const auto& outline = data_.autoencoder)
     plan_.notes.push_back(fmt::format(
@@ -259,6 +271,10 @@ void MemoryComposer::add_notes() {
     plan_.notes.push_back(
         fmt::format("the text encoder of {}, which is not here: the published {} stands for it",
                     outline->folder, outline->assumed->name));
+  if (takes_cudnn())
+    plan_.notes.push_back(
+        "the scratch of cuDNN's attention, which torch takes on this GPU without --deterministic: flash "
+        "attention's is counted");
   if (!evaluation_.note.empty()) plan_.notes.push_back(evaluation_.note);
   if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
     plan_.notes.push_back(fmt::format(
