@@ -31,6 +31,13 @@ def train(out, steps, *extra):
     return run_command(command(out, steps, *extra), timeout=300)
 
 
+def test_a_run_may_end_without_a_checkpoint(tmp_path):
+    done = run_command(command(tmp_path / "run", 3) + ["--no-checkpoint"])
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in log_lines(tmp_path / "run") if "loss" in line] == [1, 2, 3]
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+
+
 def log_lines(out):
     path = out / "log.jsonl"
     if not path.exists():
