@@ -52,5 +52,14 @@ TEST(EpilogueProducts, AreChosenOnceForAShape) {
   EXPECT_EQ(emulation::num_choices(), before + 1);
 }
 
+TEST(EpilogueProducts, TheNthAlgorithmIsAnotherChoice) {
+  set_cublaslt(CublasLt::kServes);
+  for (const int nth : {0, 3, 0}) {
+    kiln_cuda_take_epilogue_algorithm(nth);
+    EXPECT_EQ(ask(EpilogueProduct::kGradWeight, 105), 0);
+    EXPECT_EQ(emulation::last_algorithm(), nth);
+  }
+}
+
 }  // namespace
 }  // namespace kiln::ops

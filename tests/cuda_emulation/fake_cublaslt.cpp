@@ -7,7 +7,7 @@ namespace kiln::emulation {
 namespace {
 
 CublasLt answer = CublasLt::kServes;
-int choices = 0;
+int choices = 0, last = -1;
 
 template <class Handle>
 cublasStatus_t give(Handle* handle) {
@@ -20,6 +20,7 @@ cublasStatus_t give(Handle* handle) {
 
 void set_cublaslt(CublasLt wanted) { answer = wanted; }
 int num_choices() { return choices; }
+int last_algorithm() { return last; }
 
 }  // namespace kiln::emulation
 
@@ -55,14 +56,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulHeuristicResult_t* results, int* found) {
   ++choices;
   *found = answer == CublasLt::kHasNone ? 0 : most;
-  for (int i = 0; i < *found; ++i) results[i].state = CUBLAS_STATUS_SUCCESS;
+  for (int i = 0; i < *found; ++i) {
+    results[i].algo.data[0] = static_cast<uint64_t>(i);
+    results[i].state = CUBLAS_STATUS_SUCCESS;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void*, const void*,
                               cublasLtMatrixLayout_t, const void*, cublasLtMatrixLayout_t, const void*,
                               const void*, cublasLtMatrixLayout_t, void*, cublasLtMatrixLayout_t,
-                              const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t) {
+                              const cublasLtMatmulAlgo_t* algorithm, void*, size_t, cudaStream_t) {
+  last = static_cast<int>(algorithm->data[0]);
   return answer == CublasLt::kServes ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 

@@ -99,7 +99,9 @@ cublasStatus_t describe(const EpilogueProductArgs& args, const Shape& shape, Pro
   return set(product.handle, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(shape.m));
 }
 
-cublasStatus_t choose(cublasLtHandle_t handle, const Product& product, const Layout (&layouts)[3],
+std::atomic<int> wanted_algorithm{0};
+
+cublasStatus_t choose(int nth, cublasLtHandle_t handle, const Product& product, const Layout (&layouts)[3],
                       const int (&alignments)[3], size_t workspace_bytes, cublasLtMatmulAlgo_t* algorithm) {
   Preference preference;
   KILN_RETURN_UNLESS_OK(cublasLtMatmulPreferenceCreate(&preference.handle));
@@ -113,17 +115,17 @@ cublasStatus_t choose(cublasLtHandle_t handle, const Product& product, const Lay
   for (int i = 0; i < 4; ++i)
     KILN_RETURN_UNLESS_OK(
         set(preference.handle, attributes[i], static_cast<uint32_t>(alignments[i < 2 ? i : 2])));
-  cublasLtMatmulHeuristicResult_t result = {};
+  cublasLtMatmulHeuristicResult_t results[kEpilogueAlgorithms] = {};
   int found = 0;
   KILN_RETURN_UNLESS_OK(cublasLtMatmulAlgoGetHeuristic(
       handle, product.handle, layouts[0].handle, layouts[1].handle, layouts[2].handle, layouts[2].handle,
-      preference.handle, 1, &result, &found));
-  if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
-  *algorithm = result.algo;
-  return result.state;
+      preference.handle, nth + 1, results, &found));
+  if (found <= nth) return CUBLAS_STATUS_NOT_SUPPORTED;
+  *algorithm = results[nth].algo;
+  return results[nth].state;
 }
 
-using Key = std::tuple<int, int, int, size_t, size_t, size_t, int, int, int, size_t>;
+using Key = std::tuple<int, int, int, int, size_t, size_t, size_t, int, int, int, size_t>;
 
 // The choice for a shape is made once, so the next call of the same shape gives the same bits.
 struct Choices {
@@ -155,9 +157,11 @@ cublasStatus_t multiply(const EpilogueProductArgs& args, void* workspace, size_t
   const int alignments[3] = {alignment_of(args.right), alignment_of(args.left), alignment_of(args.result)};
   static Choices choices;
   cublasLtMatmulAlgo_t algorithm;
+  const int nth = wanted_algorithm;
   {
     const std::lock_guard<std::mutex> lock(choices.mutex);
     const Key key{device,
+                  nth,
                   static_cast<int>(args.product),
                   static_cast<int>(args.dtype),
                   shape.m,
@@ -170,7 +174,7 @@ cublasStatus_t multiply(const EpilogueProductArgs& args, void* workspace, size_t
     const auto [entry, is_new] = choices.made.try_emplace(key);
     if (is_new)
       entry->second.first =
-          choose(handle, product, layouts, alignments, workspace_bytes, &entry->second.second);
+          choose(nth, handle, product, layouts, alignments, workspace_bytes, &entry->second.second);
     KILN_RETURN_UNLESS_OK(entry->second.first);
     algorithm = entry->second.second;
   }
@@ -207,6 +211,8 @@ int kiln_cuda_epilogue_product(const kiln::ops::EpilogueProductArgs* args, void*
                           status == CUBLAS_STATUS_ARCH_MISMATCH;
   return is_unknown ? kEpilogueNotServed : static_cast<int>(cudaErrorUnknown);
 }
+
+void kiln_cuda_take_epilogue_algorithm(int nth) { wanted_algorithm = nth; }
 
 void kiln_cuda_epilogue_counts(kiln::ops::EpilogueProduct product, int64_t* served, int64_t* refused) {
   const Counts& counts = counts_of(product);

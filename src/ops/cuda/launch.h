@@ -36,6 +36,10 @@ struct EpilogueCount {
 // Returns what epilogue_product() returned in this process, for each product. Empty in a build without
 // kernels.
 std::vector<EpilogueCount> epilogue_counts();
+// Takes the nth of the algorithms that cuBLASLt proposes for each shape, instead of its first: for
+// measurements. Does nothing in a build without kernels.
+void take_epilogue_algorithm(int nth);
+inline constexpr int kNumEpilogueAlgorithms = 8;
 // Computes *scale and the values divided by it. `rows` and `columns` may be undefined.
 void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
             const at::Tensor& rows, const at::Tensor& columns);
