@@ -67,6 +67,16 @@ TEST(Plan, GraphsTakeWorkspacesOnce) {
   EXPECT_EQ(make_plan(options).peak_bytes - plain.peak_bytes, 2 * plain.machine.workspace_bytes);
 }
 
+TEST(Plan, KeepingGeluTakesMemoryForTime) {
+  PlanOptions options = small_plan();
+  const Plan plain = make_plan(options);
+  options.train.memory.keep_gelu = true;
+  const Plan kept = make_plan(options);
+  const int64_t hidden = 256 * 64 * 4 * 384 * 2;  // bytes of a block's
+  EXPECT_GE(kept.peak_bytes - plain.peak_bytes, 11 * hidden);
+  EXPECT_LT(kept.step_s, plain.step_s);
+}
+
 TEST(Plan, NamesTheEngineOfAttentionThatItDoesNotCount) {
   PlanOptions options = small_plan();
   const auto notes = [&] { return make_plan(options).notes; };
