@@ -1,8 +1,7 @@
 // Kiln's own operations on a GPU, at the shapes of a DiT block: time, and the share of what the card can do,
 // both measured here - bytes against a large copy, multiplications against a large square product.
 //
-//     build/benchmarks/bench_cuda_kernels [OPTION] [batch] [tokens] [width]      (32 256 1152: DiT-XL/2 at
-//     256 px)
+//     build/benchmarks/bench_cuda_kernels [OPTION] [batch] [tokens] [width]  (32 256 1152: DiT-XL/2)
 //     --once         each operation once, for a profiler that reads the kernels' counters
 //     --algorithms   the time of each of cuBLASLt's algorithms for the products with an epilogue
 //     --rehearse     on the CPU, to see that it runs: its numbers mean nothing
