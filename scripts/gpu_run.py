@@ -382,7 +382,8 @@ def training(session):
 def log_of(run):
     """{step: its numbers} of a run folder; a step that was repeated after a kill counts once, as it was last."""
     path = run / "log.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    written = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = [json.loads(line) for line in written if line.endswith("\n")]  # a run that goes on may be in the middle of one
     return {line["step"]: {key: line[key] for key in COMPARED} for line in lines if "loss" in line}
 
 
