@@ -1,16 +1,22 @@
 // Kiln's own operations on a GPU, at the shapes of a DiT block: time, and the share of what the card can do,
 // both measured here - bytes against a large copy, multiplications against a large square product.
 //
-//     build/benchmarks/bench_cuda_kernels [batch] [tokens] [width]      (32 256 1152: DiT-XL/2 at 256 px)
+//     build/benchmarks/bench_cuda_kernels [OPTION] [batch] [tokens] [width]  (32 256 1152: DiT-XL/2)
+//     --once         each operation once, for a profiler that reads the kernels' counters
+//     --algorithms   the time of each of cuBLASLt's algorithms for the products with an epilogue
+//     --rehearse     on the CPU, to see that it runs: its numbers mean nothing
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/aten.h"
@@ -26,29 +32,39 @@ namespace kiln {
 namespace {
 
 constexpr auto kLow = at::kBFloat16;
+at::Device device(at::kCUDA, 0);
+bool is_once = false;
 
 at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::randn(sizes, at::TensorOptions(at::kCUDA).dtype(at::kFloat)).to(dtype);
+  return at::randn(sizes, at::TensorOptions(device).dtype(at::kFloat)).to(dtype);
+}
+
+double seconds_on_cpu(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // Median of some runs, in seconds, by the device's own clock. Each run is long enough to hide its launch.
 double seconds_of(const std::function<void()>& work) {
+  if (device.is_cpu()) return seconds_on_cpu(work);
   constexpr int kWarmUp = 5, kRuns = 21, kTimes = 10;
-  const c10::impl::VirtualGuardImpl device(at::kCUDA);
-  const c10::Stream stream = device.getStream(at::Device(at::kCUDA, 0));
-  for (int i = 0; i < kWarmUp; ++i) work();
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device);
+  for (int i = 0; i < (is_once ? 0 : kWarmUp); ++i) work();
   std::vector<double> seconds;
-  for (int run = 0; run < kRuns; ++run) {
+  for (int run = 0; run < (is_once ? 1 : kRuns); ++run) {
     c10::Event begin(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
         end(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
     begin.record(stream);
-    for (int i = 0; i < kTimes; ++i) work();
+    const int times = is_once ? 1 : kTimes;
+    for (int i = 0; i < times; ++i) work();
     end.record(stream);
     end.synchronize();
-    seconds.push_back(begin.elapsedTime(end) / 1e3 / kTimes);
+    seconds.push_back(begin.elapsedTime(end) / 1e3 / times);
   }
-  std::nth_element(seconds.begin(), seconds.begin() + kRuns / 2, seconds.end());
-  return seconds[kRuns / 2];
+  const auto middle = seconds.begin() + static_cast<int64_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
 }
 
 struct Ceilings {
@@ -57,9 +73,10 @@ struct Ceilings {
 
 Ceilings measure_ceilings() {
   Ceilings ceilings;
-  const at::Tensor from = random({int64_t{1} << 29}, kLow), to = at::empty_like(from);
+  const bool is_small = is_once || device.is_cpu();
+  const at::Tensor from = random({int64_t{1} << (is_small ? 16 : 29)}, kLow), to = at::empty_like(from);
   ceilings.bytes_per_s = 2.0 * static_cast<double>(from.nbytes()) / seconds_of([&] { to.copy_(from); });
-  const int64_t side = 8192;
+  const int64_t side = is_small ? 256 : 8192;
   const at::Tensor a = random({side, side}, kLow), b = random({side, side}, kLow);
   at::Tensor c = at::empty_like(a);
   ceilings.flops = 2.0 * side * side * side / seconds_of([&] { at::mm_out(c, a, b); });
@@ -153,7 +170,7 @@ void products(const Table& table, int64_t rows, int64_t width) {
 
 void attention(const Table& table, int64_t batch, int64_t tokens, int64_t width) {
   const int64_t heads = 16, head_dim = width / heads;
-  if (head_dim % 8 != 0) return;
+  if (head_dim % 8 != 0 || device.is_cpu()) return;
   const at::Tensor qkv = random({batch, tokens, 3, heads, head_dim}, kLow),
                    grad = random({batch, tokens, width}, kLow);
   const double scale = 0.1, flops = 4.0 * static_cast<double>(batch * heads * tokens) *
@@ -179,7 +196,7 @@ void attention_to_captions(const Table& table, int64_t batch, int64_t tokens, in
   if (head_dim % 8 != 0) return;
   std::vector<int64_t> offsets{0};
   for (int64_t b = 0; b < batch; ++b) offsets.push_back(offsets.back() + kFewest + b * 37 % (kFewest + 1));
-  const at::Tensor on_device = at::tensor(offsets, at::kInt).to(at::kCUDA);
+  const at::Tensor on_device = at::tensor(offsets, at::kInt).to(device);
   const std::vector<int64_t> rows{offsets.back(), kHeads, head_dim};
   const std::vector<at::Tensor> in =
       as_leaves({random({batch, tokens, kHeads, head_dim}, kLow), random(rows, kLow), random(rows, kLow)});
@@ -196,7 +213,7 @@ void attention_to_captions(const Table& table, int64_t batch, int64_t tokens, in
 }
 
 void flat_memory(const Table& table) {
-  const int64_t n = int64_t{1} << 27;
+  const int64_t n = int64_t{1} << (device.is_cpu() ? 16 : 27);
   const auto f32 = [&] { return random({n}, at::kFloat); };
   at::Tensor master = f32(), m = f32(), v = f32().square(),
              compute = at::empty({n}, master.options().dtype(kLow));
@@ -210,16 +227,57 @@ void flat_memory(const Table& table) {
               [&] { ops::adamw_ema_step_(master, grad, m, v, emas, &compute, step); });
 }
 
+// The times of cuBLASLt's algorithms for each product with an epilogue, in the order in which it proposes
+// them. Ends at the first one that it lacks.
+void algorithms(int64_t rows, int64_t width) {
+  const int64_t hidden_size = 4 * width;
+  const at::Tensor x = random({rows, width}, kLow), weight = random({hidden_size, width}, kLow),
+                   bias = random({hidden_size}, kLow), hidden = random({rows, hidden_size}, kLow),
+                   out_weight = random({width, hidden_size}, kLow), grad = random({rows, width}, kLow);
+  const std::pair<const char*, std::function<void()>> products[] = {
+      {"gelu(x W^T + b), hidden kept", [&] { ops::affine_gelu(x, weight, bias); }},
+      {"dY W gelu'(h), bias gradient", [&] { ops::affine_grad_rows_gelu(grad, out_weight, hidden, {}); }},
+      {"dY^T X, bias gradient", [&] { ops::affine_grads(grad, hidden, {}); }}};
+  const auto num_refused = [] {
+    int64_t refused = 0;
+    for (const ops::cuda::EpilogueCount& count : ops::cuda::epilogue_counts()) refused += count.refused;
+    return refused;
+  };
+  fmt::print("| product | us of each algorithm | the first / the best |\n|---|---|---|\n");
+  for (const auto& [name, work] : products) {
+    std::vector<double> us;
+    for (int nth = 0; nth < ops::cuda::kNumEpilogueAlgorithms; ++nth) {
+      ops::cuda::take_epilogue_algorithm(nth);
+      const int64_t before = num_refused();
+      work();
+      if (num_refused() > before) break;
+      us.push_back(1e6 * seconds_of(work));
+    }
+    ops::cuda::take_epilogue_algorithm(0);
+    if (us.empty())
+      fmt::print("| {} | refused | |\n", name);
+    else
+      fmt::print("| {} | {:.1f} | {:.3f} |\n", name, fmt::join(us, ", "),
+                 us[0] / *std::ranges::min_element(us));
+  }
+}
+
 int run(int argc, char** argv) {
-  if (!at::hasCUDA() || !ops::cuda::kernels_compiled()) {
+  const std::string option = argc > 1 && std::strncmp(argv[1], "--", 2) == 0 ? argv[1] : "";
+  const int first = option.empty() ? 1 : 2;
+  if (option == "--rehearse") device = at::kCPU;
+  is_once = option == "--once";
+  if (device.is_cuda() && (!at::hasCUDA() || !ops::cuda::kernels_compiled())) {
     fmt::print(stderr, "bench_cuda_kernels: no GPU, or a build without CUDA\n");
     return 1;
   }
   const auto extent = [&](int index, int64_t usual) {
-    return argc > index ? std::atoll(argv[index]) : usual;
+    return argc > first + index ? std::atoll(argv[first + index]) : usual;
   };
-  const int64_t batch = extent(1, 32), tokens = extent(2, 256), width = extent(3, 1152);
+  const int64_t batch = extent(0, 32), tokens = extent(1, 256), width = extent(2, 1152);
   at::manual_seed(1);
+  if (option == "--algorithms" || option == "--rehearse") algorithms(batch * tokens, width);
+  if (option == "--algorithms") return 0;
   const Table table(measure_ceilings());
   rows_of_tokens(table, batch, tokens, width);
   products(table, batch * tokens, width);

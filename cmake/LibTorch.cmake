@@ -63,4 +63,5 @@ target_link_libraries(kiln_torch_cuda INTERFACE kiln_torch
 foreach(part cudnn nccl nvshmem cusparselt)
   target_link_options(kiln_torch_cuda INTERFACE "-Wl,-rpath-link,${KILN_SITE}/nvidia/${part}/lib")
 endforeach()
-target_link_options(kiln_torch_cuda INTERFACE "-Wl,-rpath,${KILN_SITE}/nvidia/cu13/lib")
+# An RPATH, not a RUNPATH: libnvrtc opens its builtins by name, and only an RPATH of the program serves what libraries open.
+target_link_options(kiln_torch_cuda INTERFACE "-Wl,--disable-new-dtags,-rpath,${KILN_SITE}/nvidia/cu13/lib")

@@ -8,6 +8,8 @@
 #include "cli/train_options.h"
 #include "core/command_line.h"
 #include "core/error.h"
+#include "ops/attention.h"
+#include "ops/cuda/launch.h"
 #include "ops/op_recorder.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
@@ -66,6 +68,15 @@ bool make_cpu_batch(const ResolvedOptions& resolved, TrainOptions& options, int6
   return true;
 }
 
+// Returns {"attention": [engines], "epilogues": {product: {"served", "refused"}}}: what torch and cuBLASLt
+// chose on this GPU.
+nlohmann::json choices_of_gpu() {
+  nlohmann::json epilogues = nlohmann::json::object();
+  for (const ops::cuda::EpilogueCount& count : ops::cuda::epilogue_counts())
+    epilogues[count.product] = {{"served", count.served}, {"refused", count.refused}};
+  return {{"attention", ops::cuda::engines_used()}, {"epilogues", std::move(epilogues)}};
+}
+
 nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu_batch) {
   const StdoutToStderr redirect;
   options.group = join_ranks(options.train, build_identity());
@@ -91,6 +102,7 @@ nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu
                                              .change = terms.change});
   // The plan was made before the run: the machine's speed is measured once more after it.
   const at::Device device = choose_device(options.train.compute.device, options.group->ranks().local_rank);
+  if (options.group->rank() == 0 && device.is_cuda()) result["gpu"] = choices_of_gpu();
   if (options.group->rank() != 0 || !device.is_cpu() || !has_clock(find_profile("cpu"))) return result;
   read_again(device);
   if (const std::string speed = describe(find_profile("cpu").speed); !speed.empty())

@@ -47,6 +47,9 @@ void add_train_command(CLI::App& app) {
   command->add_option("--continue-with", *ahead,
                       "Recipe of what follows the newest checkpoint of --out: its [[stage]]s, or its options "
                       "as one stage; everything else stays as in RUN/config.toml");
+  const auto saves_the_end = std::make_shared<bool>(true);
+  command->add_flag("!--no-checkpoint", *saves_the_end,
+                    "Leave out the checkpoint at the end: what is kept of the run is its log");
   show_first(*command, {"--recipe", "--model", "--weights", "--lora-rank", "--data", "--autoencoder", "--out",
                         "--image-size", "--max-steps", "--global-batch", "--lr", "--compute-dtype",
                         "--memory-budget", "--nproc", "--sample-every"});
@@ -56,12 +59,15 @@ void add_train_command(CLI::App& app) {
     const ResolvedOptions resolved = resolve(*command, *arguments);
     const TrainOptions& options = resolved.options;
     require_autoencoder(options.data);
+    if (!*saves_the_end && !options.stages.empty())
+      fail("train", "--no-checkpoint leaves nothing for a second stage to go on from: leave it out");
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
     const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
     bool told_speed = false;  // this machine's, which is read once for the plans of all stages
     train(options, {.data_sheet_flops =
                         data_sheet_flops(choose_device(options.compute.device, group->ranks().local_rank),
                                          options.compute.product_dtype(), options.compute.tf32),
+                    .saves_the_end = *saves_the_end,
                     .fit = [&](const TrainOptions& stage) -> StageFit {
                       FittedRun fitted = fit_run(stage, *group, {.change = resolved.change});
                       if (!fitted.speed.empty() && !std::exchange(told_speed, true))

@@ -114,7 +114,7 @@ constexpr Kernel<decltype(adaln_on_cpu)> kAdaln{
 constexpr Kernel<decltype(adaln_grad_on_cpu)> kAdalnGrad{
     .cpu = adaln_grad_on_cpu,
     .cuda = [](const NormedRows& rows, const NormedRowsGrads& to, const at::Tensor& partials) {
-      cuda::adaln_grad(args_of(rows), branch_of(rows), args_of(to), to.out, partials, kRowsPerPartial);
+      cuda::adaln_grad(args_of(rows), branch_of(rows), args_of(to), to.out, partials, kRowsPerPartialOnGpu);
     }};
 
 // Normalises x, or x + gate * y. Returns the norm's input and its result; without a branch the input is x
@@ -159,8 +159,7 @@ struct NormedResidualFunction : torch::autograd::Function<NormedResidualFunction
       dgate = at::empty({batch, width}, gate.options());
     }
     mark.outputs(dx, dshift, dscale, dgate, dy);
-    const at::Tensor partials =
-        at::empty({y.defined() ? 3 : 2, batch, at::divup(x.size(1), kRowsPerPartial), width}, mean.options());
+    const at::Tensor partials = partial_sums({y.defined() ? 3 : 2, batch}, x);
     const at::Tensor none{};
     kAdalnGrad.on(x)({x, none, scale, mean, rstd, gate, y}, {grad, around, dx, dshift, dscale, dgate, dy},
                      partials);

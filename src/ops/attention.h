@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace kiln::ops {
 
@@ -41,6 +43,8 @@ namespace cuda {
 // same bits. Keep it for backward: it follows settings that may change in between.
 AttentionEngine attention_engine(const at::Tensor& qkv, double scale);
 AttentionEngine engine_of_backend(int64_t backend);  // an at::SDPBackend
+// Returns the names of the engines that attention_engine() has answered in this process, in fixed order.
+std::vector<std::string> engines_used();
 AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine engine);
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                               const AttentionResult& result, double scale, AttentionEngine engine);

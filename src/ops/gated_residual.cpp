@@ -56,7 +56,8 @@ constexpr Kernel<decltype(gated_grad_on_cpu)> kGatedGrad{
     .cpu = gated_grad_on_cpu,
     .cuda = [](const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& y, const at::Tensor& dy,
                const at::Tensor& dgate, const at::Tensor& partials) {
-      cuda::gated_residual_grad(gated_residual_args(gate, y), grad, dy, dgate, partials, kRowsPerPartial);
+      cuda::gated_residual_grad(gated_residual_args(gate, y), grad, dy, dgate, partials,
+                                kRowsPerPartialOnGpu);
     }};
 
 class GatedResidual : public torch::autograd::Function<GatedResidual> {
@@ -81,8 +82,7 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
     const int64_t batch = y.size(0), width = y.size(2);
     const at::Tensor dy = at::empty_like(y), dgate = at::empty({batch, width}, gate.options());
     mark.outputs(dy, dgate);
-    const at::Tensor partials =
-        at::empty({batch, at::divup(y.size(1), kRowsPerPartial), width}, y.options().dtype(at::kFloat));
+    const at::Tensor partials = partial_sums({batch}, y);
     kGatedGrad.on(y)(grad, gate, y, dy, dgate, partials);
     return {grads[0], dgate, dy};
   }

@@ -61,14 +61,16 @@ struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
   }
 };
 
-// Both layers of an MLP. Saves x and the input of gelu; gelu is recomputed in backward.
+// Both layers of an MLP. Saves x, the input of gelu, and its result in a GeluScope that keeps it.
 struct GeluTanhMlp : torch::autograd::Function<GeluTanhMlp> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight_1,
                             const at::Tensor& bias_1, const at::Tensor& weight_2, const at::Tensor& bias_2) {
     const GeluResult inner = affine_gelu(x.reshape({-1, weight_1.size(1)}).contiguous(), weight_1, bias_1);
     // x is needed only for the gradient of the first weight.
-    ctx->save_for_backward(
-        {weight_1.requires_grad() ? x : at::Tensor(), inner.hidden, weight_1, bias_1, weight_2, bias_2});
+    // Gelu's result likewise, for that of the second.
+    const bool keeps = GeluScope::keeps() && weight_2.requires_grad();
+    ctx->save_for_backward({weight_1.requires_grad() ? x : at::Tensor(), inner.hidden, weight_1, bias_1,
+                            weight_2, bias_2, keeps ? inner.activation : at::Tensor()});
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = weight_2.size(0);
     return affine(inner.activation, weight_2, bias_2).view(shape);
@@ -77,10 +79,11 @@ struct GeluTanhMlp : torch::autograd::Function<GeluTanhMlp> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &hidden = saved[1], &weight_1 = saved[2], &bias_1 = saved[3],
-                     &weight_2 = saved[4], &bias_2 = saved[5];
+                     &weight_2 = saved[4], &bias_2 = saved[5], &activation = saved[6];
     const at::Tensor grad = grads[0].reshape({-1, weight_2.size(0)}).contiguous();
-    const AffineGrads outer = layer_grads(grad, [&] { return gelu_of(hidden); }, weight_2, bias_2,
-                                          {ctx->needs_input_grad(3), ctx->needs_input_grad(4)});
+    const auto gelu = [&] { return activation.defined() ? activation : gelu_of(hidden); };
+    const AffineGrads outer =
+        layer_grads(grad, gelu, weight_2, bias_2, {ctx->needs_input_grad(3), ctx->needs_input_grad(4)});
     at::Tensor bias_memory, grad_x;
     AffineGrads inner;
     if (ctx->needs_input_grad(2)) bias_memory = take_gradient_memory(bias_1, grad.scalar_type());

@@ -51,6 +51,7 @@ enum class EpilogueProduct {
   kGradRowsGelu,  // result (M, in) = left (M, out) @ right (out, in) * gelu_tanh'(hidden); bias (in): its sum
   kGradWeight,    // result (out, in) = left (M, out)^T @ right (M, in); bias (out): the sum of left's rows
 };
+inline constexpr int kNumEpilogueProducts = 3;
 struct EpilogueProductArgs {
   EpilogueProduct product;
   Dtype dtype;

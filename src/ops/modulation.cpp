@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
+#include "ops/kernels.h"
 
 namespace kiln::ops {
 
@@ -21,6 +22,12 @@ void check_modulation(const char* who, const char* name, const at::Tensor& x, co
 
 at::Tensor unit_stride_rows(const at::Tensor& rows) {
   return rows.size(1) == 1 || rows.stride(1) == 1 ? rows : rows.contiguous();
+}
+
+at::Tensor partial_sums(std::vector<int64_t> leading, const at::Tensor& x) {
+  const int64_t rows = computes_on_cuda(x) ? kRowsPerPartialOnGpu : kRowsPerPartial;
+  leading.insert(leading.end(), {at::divup(x.size(1), rows), x.size(2)});
+  return at::empty(leading, x.options().dtype(at::kFloat));
 }
 
 void sum_partials(const at::Tensor& partials, const at::Tensor& sums) {

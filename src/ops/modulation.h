@@ -2,12 +2,19 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "ops/kernel_args.h"
 
 namespace kiln::ops {
 
-// Rows per partial sum of a reduction over N. It is fixed, so results do not depend on the thread count.
-inline constexpr int64_t kRowsPerPartial = 32;
+// Rows per partial sum of a reduction over N. They are fixed, so results do not depend on the thread count. A
+// GPU takes fewer, as each is a block: a batch of 8 with 256 tokens then has work for 128 of an H100's 132
+// multiprocessors.
+inline constexpr int64_t kRowsPerPartial = 32, kRowsPerPartialOnGpu = 16;
+
+// Returns memory for f32 partial sums (leading..., P, D) over the N rows of x (B, N, D).
+at::Tensor partial_sums(std::vector<int64_t> leading, const at::Tensor& x);
 
 // Throws unless x is (B, N, D), and `rows` (B, D).
 void check_modulation(const char* who, const char* name, const at::Tensor& x, const at::Tensor& rows);

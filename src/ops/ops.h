@@ -27,7 +27,21 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
 at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, at::ScalarType compute_dtype);
 
-// linear(gelu_tanh(linear(x, weight_1, bias_1)), weight_2, bias_2). Saves x and the input of gelu.
+// While it lives, gelu_tanh_mlp on this thread saves gelu's result as well, if it `keeps`.
+class GeluScope {
+ public:
+  explicit GeluScope(bool keeps) : before_(keeps_) { keeps_ = keeps; }
+  ~GeluScope() { keeps_ = before_; }
+  GeluScope(const GeluScope&) = delete;
+  static bool keeps() { return keeps_; }
+
+ private:
+  static inline thread_local bool keeps_ = false;
+  bool before_;
+};
+
+// linear(gelu_tanh(linear(x, weight_1, bias_1)), weight_2, bias_2). Saves x and the input of gelu; backward
+// computes gelu again unless a GeluScope kept it.
 struct MlpWeights {
   at::Tensor weight_1, bias_1;  // (hidden, in), (hidden)
   at::Tensor weight_2, bias_2;  // (out, hidden), (out)

@@ -8,34 +8,37 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <optional>
+
 #include "core/aten.h"
+#include "parallel/recording.h"
 
 namespace kiln {
 namespace {
+
+// Without a pool it takes memory of its own.
+struct ThreadsGraph : at::cuda::CUDAGraph {
+  void begin(at::cuda::MempoolId_t pool = {}) { capture_begin(pool, cudaStreamCaptureModeThreadLocal); }
+};
 
 class CudaDeviceGraph : public DeviceGraph {
  public:
   explicit CudaDeviceGraph(c10::Device device) : device_(device) {}
 
-  // CUDA cannot record the default stream, so a side stream does. Memory that the work took when it was not
+  // CUDA cannot record the default stream, so a side stream does. Graphs that share their memory share it
+  // too: cuBLAS takes a workspace for each stream, and keeps it. Memory that the work took when it was not
   // recorded is freed first, because the graph takes as much again.
-  void capture(const std::function<void()>& work, const DeviceGraph* shares) override {
+  void capture(const std::function<void()>& work, const DeviceGraph* shared) override {
     const c10::cuda::CUDAGuard on_device(device_);
-    const c10::cuda::CUDAStream side =
-        c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index());
+    const auto* shares = static_cast<const CudaDeviceGraph*>(shared);
+    side_ = shares ? shares->side_ : c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index());
     c10::cuda::getCurrentCUDAStream(device_.index()).synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
-    const c10::cuda::CUDAStreamGuard on_side(side);
-    const auto pool =
-        shares ? static_cast<const CudaDeviceGraph*>(shares)->pool_ : at::cuda::graph_pool_handle();
-    graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
-    try {
-      work();
-      graph_.capture_end();
-    } catch (...) {
-      end_after_error(pool);
-      throw;
-    }
+    const c10::cuda::CUDAStreamGuard on_side(*side_);
+    const auto pool = shares ? shares->pool_ : at::cuda::graph_pool_handle();
+    graph_.begin(pool);
+    end_recording(
+        graph_, work, [&] { leave(pool); }, [&] { at::zeros({1}, at::TensorOptions(device_)); });
     pool_ = pool;
   }
 
@@ -45,16 +48,7 @@ class CudaDeviceGraph : public DeviceGraph {
   }
 
  private:
-  // Ends the recording of the stream and of the allocators after an error. If the stream's recording is
-  // broken, capture_end() throws before it tells the allocators.
-  void end_after_error(at::cuda::MempoolId_t pool) {
-    try {
-      graph_.capture_end();
-    } catch (const c10::Error&) {  // what `work` threw says why
-      leave(pool);
-    }
-    graph_.reset();
-  }
+  // If the stream's recording is broken, capture_end() throws before it tells the allocators.
   void leave(at::cuda::MempoolId_t pool) const {
     try {
       c10::cuda::CUDACachingAllocator::endAllocateToPool(device_.index(), pool);
@@ -66,7 +60,8 @@ class CudaDeviceGraph : public DeviceGraph {
   }
 
   c10::Device device_;
-  at::cuda::CUDAGraph graph_;
+  std::optional<c10::cuda::CUDAStream> side_;
+  ThreadsGraph graph_;
   at::cuda::MempoolId_t pool_{};
 };
 

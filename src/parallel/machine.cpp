@@ -100,7 +100,6 @@ void be_deterministic() {
   // Every element is written before it is read: filling new memory would only cost time.
   context.setDeterministicFillUninitializedMemory(false);
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS requires it
-  ::setenv("NCCL_ALGO", "^NVLS,NVLSTree", /*overwrite=*/0);         // the switch adds in any order
 }
 
 }  // namespace

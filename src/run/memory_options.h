@@ -46,7 +46,8 @@ class MemoryBudget {
 struct MemoryOptions {
   SegmentSet recompute{};            // segments whose forward is run again in backward
   SegmentSet offload_activations{};  // the same, and their inputs wait in host memory
-  MemoryBudget budget{};             // both of these are chosen to fit it
+  bool keep_gelu = false;            // its result in the segments that are kept
+  MemoryBudget budget{};             // recompute and offload_activations are chosen to fit it
   bool preflight = true;             // refuse to start what the plan says cannot fit
 };
 

@@ -15,6 +15,7 @@
 #include "models/parts/adapter_dropout.h"
 #include "ops/gradient_memory.h"
 #include "ops/mixed_sum.h"
+#include "ops/ops.h"
 #include "optim/grad_norm.h"
 #include "parallel/offload/host_copy.h"
 #include "step/segment_graph.h"
@@ -140,6 +141,7 @@ bool TrainStep::walk_as_graph(const MicroStep& micro, SampleLosses& losses) {
 // Forward and backward of one micro-batch. The loss is the mean over the global batch, so micro-batches of
 // any size add up to it.
 void TrainStep::accumulate_gradients(const MicroStep& micro, SampleLosses& losses) {
+  const ops::GeluScope gelu(options_.keep_gelu);
   Walk walk = begin_walk(micro);
   State last = forward(walk);
   if (micro.last) rank_.read_ahead();

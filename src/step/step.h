@@ -39,6 +39,7 @@ struct StepOptions {
   double max_grad_norm = 0;  // 0 = no clipping
   EmaSchedule ema_schedule = EmaSchedule::kConstant;
   std::vector<MemoryChoice> memory{};  // one per segment; empty = keep all
+  bool keep_gelu = false;              // its result, which backward else computes again
   // Queue the update before the host has read what the step measured, if the optimizer can use a gradient
   // factor that only the device knows. The device then never waits for the host. On a CPU this changes only
   // the order.

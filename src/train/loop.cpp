@@ -158,7 +158,8 @@ std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std:
   try {
     validate(options);
     group_options = {.device = choose_device(options.compute.device, ranks.local_rank),
-                     .timeout = timeout_of(options)};
+                     .timeout = timeout_of(options),
+                     .deterministic = options.compute.deterministic};
   } catch (const std::exception&) {
     refusal = std::current_exception();
   }

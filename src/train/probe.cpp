@@ -130,6 +130,20 @@ std::string share_text(const nlohmann::json& figures, const char* key, const cha
                                : "";
 }
 
+// Returns a line for attention, and one for the products with an epilogue that were asked for.
+std::string choices_text(const nlohmann::json& gpu) {
+  std::string text =
+      fmt::format("attention: {}\n", fmt::join(gpu.at("attention").get<std::vector<std::string>>(), ", "));
+  std::vector<std::string> products;
+  for (const auto& [name, counts] : gpu.at("epilogues").items()) {
+    const auto served = counts.at("served").get<int64_t>(), refused = counts.at("refused").get<int64_t>();
+    if (served + refused > 0) products.push_back(fmt::format("{} {} of {}", name, served, served + refused));
+  }
+  if (!products.empty())
+    text += fmt::format("served by cuBLASLt's epilogues: {}\n", fmt::join(products, ", "));
+  return text;
+}
+
 }  // namespace
 
 nlohmann::json probe(const ProbeOptions& options) {
@@ -202,6 +216,7 @@ std::string probe_text(const nlohmann::json& result) {
     text += fmt::format("finding: {}\n", finding.get<std::string>());
   for (const auto& warning : result.at("warnings"))
     text += fmt::format("warning: {}\n", warning.get<std::string>());
+  if (result.contains("gpu")) text += choices_text(result.at("gpu"));
   if (result.contains("precision")) text += precision_text(result.at("precision"));
   for (const auto& advice : result.value("advice", nlohmann::json::array()))
     text += fmt::format("advice: {}: {}\n", advice.at("about").get<std::string>(),

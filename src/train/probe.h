@@ -29,8 +29,9 @@ struct ProbeOptions {
 // that a probe cannot honour. Every rank calls it; ranks other than 0 get null.
 nlohmann::json probe(const ProbeOptions& options);
 
-// Returns the result as a table for the terminal, with its "advice" if it has some:
-// [{"about": ..., "text": ...}].
+// Returns the result as a table for the terminal, with its "advice" if it has some,
+// [{"about": ..., "text": ...}], and what a GPU chose: {"attention": [engines],
+// "epilogues": {product: {"served", "refused"}}}.
 std::string probe_text(const nlohmann::json& result);
 
 }  // namespace kiln

@@ -353,6 +353,7 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
                   .max_grad_norm = options.optimizer.max_grad_norm,
                   .ema_schedule = options.ema.schedule,
                   .memory = memory,
+                  .keep_gelu = options.memory.keep_gelu,
                   .graphs = is_dry ? std::nullopt  // records none
                                    : graphs_of(options, device, world_size),
                   .seed = options.seed});

@@ -94,6 +94,27 @@ TEST_P(CudaKernels, LinearAndMlp) {
   }
 }
 
+// What a refused epilogue costs is not in the plan. cuBLASLt must serve the shapes of DiT-XL/2.
+TEST_P(CudaKernels, EpiloguesServeTheWidthOfXl2) {
+  if (GetParam() != at::kBFloat16 || cuda::capability() != 90) GTEST_SKIP() << "asserted for bf16 on 9.0";
+  const int64_t width = 1152, hidden = 4 * width;
+  const auto random = [](at::IntArrayRef sizes, uint64_t seed) {
+    return testing::randn(sizes, at::kBFloat16, seed).to(at::kCUDA).requires_grad_();
+  };
+  const at::Tensor x = random({2, 256, width}, 1);
+  const MlpWeights weights{random({hidden, width}, 2), random({hidden}, 3), random({width, hidden}, 4),
+                           random({width}, 5)};
+  const std::vector<cuda::EpilogueCount> before = cuda::epilogue_counts();
+  const at::Tensor out = gelu_tanh_mlp(x, weights, at::kBFloat16);
+  torch::autograd::grad({out}, {x, weights.weight_1, weights.bias_1, weights.weight_2, weights.bias_2},
+                        {at::ones_like(out)});
+  const std::vector<cuda::EpilogueCount> after = cuda::epilogue_counts();
+  for (size_t i = 0; i < after.size(); ++i) {
+    EXPECT_GT(after[i].served, before[i].served) << after[i].product;
+    EXPECT_EQ(after[i].refused, before[i].refused) << after[i].product;
+  }
+}
+
 TEST_P(CudaKernels, PacksHeadGradients) {
   const at::Tensor q = testing::randn({2, 9, 3, 72}, GetParam(), 1).to(at::kCUDA).transpose(1, 2),
                    k = testing::randn({2, 3, 9, 72}, GetParam(), 2).to(at::kCUDA), v = q * 2;

@@ -66,12 +66,14 @@ TEST_F(CudaStep, AsAGraphIsTheSame) {
   }
 }
 
-// A host's read ends a recording. The stream and the allocator are then as before, and the next one succeeds.
+// A host's read ends a recording. The stream, the allocator and torch's generator are then as before, and the
+// next recording succeeds.
 TEST_F(CudaStep, ARecordingThatFailsLeavesNothing) {
   const at::Tensor values = at::ones({100}, at::TensorOptions(kGpu));
   {
     const auto failing = make_device_graph(kGpu);
     EXPECT_ANY_THROW(failing->capture([&] { (values + 1).sum().item<double>(); }, nullptr));
+    EXPECT_TRUE(at::randn({4}, at::TensorOptions(kGpu)).isfinite().all().item<bool>());
   }
   at::Tensor sum;
   const auto graph = make_device_graph(kGpu);

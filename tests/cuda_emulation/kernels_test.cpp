@@ -67,7 +67,7 @@ class RowKernels : public ::testing::TestWithParam<RowCase> {
     shift = packed.narrow(1, 0, c.width);
     scale = packed.narrow(1, c.width, c.width);
     gate = packed.narrow(1, 2 * c.width, c.width);
-    num_partials = at::divup(c.num_tokens, kRowsPerPartial);
+    num_partials = at::divup(c.num_tokens, kRowsPerPartialOnGpu);
   }
 
   at::Tensor unwritten(at::ScalarType dtype) const {
@@ -126,8 +126,9 @@ TEST_P(RowKernels, AdalnForwardAndBackward) {
                            .y = data(dy),
                            .gate = data(dgate)};
     const AdalnArgs args = adaln_args(sum, mean, rstd);
-    EXPECT_EQ(0, kiln_cuda_adaln_grad(&args, &branch, &grads, dtype_of(grad),
-                                      partials.mutable_data_ptr<float>(), kRowsPerPartial, c.batch, nullptr));
+    EXPECT_EQ(0,
+              kiln_cuda_adaln_grad(&args, &branch, &grads, dtype_of(grad), partials.mutable_data_ptr<float>(),
+                                   kRowsPerPartialOnGpu, c.batch, nullptr));
     Tensors results{sum, out, dx, dshift, dscale};
     if (c.has_branch) results.insert(results.end(), {dy, dgate});
     return results;
@@ -156,8 +157,8 @@ TEST_P(RowKernels, GatedResidual) {
     const at::Tensor partials = poisoned({c.batch, num_partials, c.width}, at::kFloat);
     EXPECT_EQ(0, kiln_cuda_gated_residual(&branch, data(x), data(out), dtype_of(x), c.batch, nullptr));
     EXPECT_EQ(0, kiln_cuda_gated_residual_grad(&branch, data(around), dtype_of(around), data(dy), data(dgate),
-                                               partials.mutable_data_ptr<float>(), kRowsPerPartial, c.batch,
-                                               nullptr));
+                                               partials.mutable_data_ptr<float>(), kRowsPerPartialOnGpu,
+                                               c.batch, nullptr));
     return Tensors{out, dgate, dy};
   });
   const auto run = [](const Tensors& in) { return reference::gated_residual(in[0], in[1], in[2]); };
@@ -175,7 +176,74 @@ INSTANTIATE_TEST_SUITE_P(
                       RowCase{3, 66, 72, kF32, kFp16, true}, RowCase{2, 33, 7, kF32, kF32, true},
                       RowCase{2, 33, 7, kF32, kBf16, false}, RowCase{1, 1, 384, kBf16, kBf16, true},
                       RowCase{2, 16, 384, kFp16, kFp16, false}, RowCase{2, 5, 264, kF32, kBf16, true, 1},
-                      RowCase{1, 2, 4096, kF32, kBf16, true}));
+                      RowCase{1, 2, 4096, kF32, kBf16, true}, RowCase{1, 19, 1544, kF32, kBf16, true}));
+
+// The blocks of each kernel for a batch of 8 with the 256 tokens of DiT-XL/2: the least batch at which an
+// H100 is to be busy. Kernels on rows are the ones whose work is divided coarsely.
+TEST(EmulatedKernels, GridsFillAnH100AtBatch8) {
+  constexpr size_t kBatch = 8, kTokens = 256, kWidth = 1152, kHidden = 4 * kWidth, kWeights = 24 << 20;
+  constexpr double kProcessors = 132;
+  AdalnArgs norm{};
+  GatedResidualArgs branch{};
+  norm.modulation_dtype = branch.gate_dtype = branch.y_dtype = Dtype::kBF16;
+  norm.rows_per_batch = branch.rows_per_batch = kTokens;
+  norm.width = branch.width = kWidth;
+  const AdalnGrads grads{};
+  const HeadGrads heads{};
+  const void* none = nullptr;
+  struct Grid {
+    const char* kernel;
+    std::vector<size_t> blocks;  // of each launch
+    std::function<void()> launch;
+  };
+  const Grid table[] = {
+      {"adaLN",
+       {128},
+       [&] { kiln_cuda_adaln(&norm, &branch, none, nullptr, nullptr, Dtype::kBF16, kBatch, nullptr); }},
+      {"adaLN backward, two column sums",
+       {128, 144},
+       [&] {
+         kiln_cuda_adaln_grad(&norm, &branch, &grads, Dtype::kBF16, nullptr, kRowsPerPartialOnGpu, kBatch,
+                              nullptr);
+       }},
+      {"gated residual",
+       {128},
+       [&] { kiln_cuda_gated_residual(&branch, none, nullptr, Dtype::kF32, kBatch, nullptr); }},
+      {"gated residual backward, column sum",
+       {128, 72},
+       [&] {
+         kiln_cuda_gated_residual_grad(&branch, none, Dtype::kF32, nullptr, nullptr, nullptr,
+                                       kRowsPerPartialOnGpu, kBatch, nullptr);
+       }},
+      {"gelu",
+       {4608},
+       [&] { kiln_cuda_gelu_tanh(Dtype::kBF16, none, nullptr, kBatch * kTokens * kHidden, nullptr); }},
+      {"packing the gradients of heads",
+       {3456},
+       [&] {
+         kiln_cuda_pack_heads(&heads, Dtype::kBF16, nullptr, kBatch, kTokens, 16, kWidth / 16, nullptr);
+       }},
+      {"fp8: largest value, scale",
+       {kFp8Partials, 1},
+       [&] {
+         kiln_cuda_fp8_scale(Dtype::kBF16, none, kBatch * kTokens * kWidth, 448, nullptr, nullptr, nullptr);
+       }},
+      {"fp8: conversion",
+       {576},
+       [&] {
+         kiln_cuda_fp8_convert(Dtype::kBF16, none, kBatch * kTokens, kWidth, nullptr, false, nullptr, nullptr,
+                               nullptr);
+       }},
+      {"sum of squares",
+       {kSumOfSquaresPartials, 1},
+       [&] { kiln_cuda_sum_of_squares(Dtype::kF32, none, kWeights, nullptr, nullptr, nullptr); }},
+  };
+  for (const Grid& row : table) {
+    const std::vector<size_t> blocks = emulation::blocks_of(row.launch);
+    EXPECT_EQ(blocks, row.blocks) << row.kernel;
+    EXPECT_GE(static_cast<double>(blocks.at(0)), 0.95 * kProcessors) << row.kernel;
+  }
+}
 
 TEST(EmulatedKernels, GeluMatchesTheReference) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {

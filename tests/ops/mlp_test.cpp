@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "ops/checks.h"
 #include "ops/gradient_memory.h"
+#include "ops/op_recorder.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -32,6 +35,22 @@ TEST(GeluTanhMlp, IsItsLayersToTheBit) {
                   wanted = testing::gradients(layer_by_layer(dtype), in, direction);
     for (size_t i = 0; i < in.size(); ++i) EXPECT_TRUE(testing::bitwise_equal(got[i], wanted[i])) << i;
   }
+}
+
+// Gelu is then computed once, and on a CPU nothing else changes.
+TEST(GeluTanhMlp, KeepsGeluOnRequest) {
+  const Tensors in = mlp_inputs(at::kBFloat16);
+  const at::Tensor direction = randn({3, 5, 7}, at::kBFloat16, 9);
+  std::vector<Tensors> gradients;
+  for (const bool keeps : {false, true}) {
+    const GeluScope scope(keeps);
+    OpRecorder recorder(/*timed=*/false);
+    gradients.push_back(testing::gradients(mlp(at::kBFloat16), in, direction));
+    const std::vector<OpRecord> ops = recorder.take();
+    EXPECT_EQ(std::ranges::count(ops, "kiln::gelu_tanh", &OpRecord::name), keeps ? 1 : 2);
+  }
+  for (size_t i = 0; i < in.size(); ++i)
+    EXPECT_TRUE(testing::bitwise_equal(gradients[0][i], gradients[1][i])) << i;
 }
 
 TEST(GeluTanhMlp, GradientsInF64) { testing::gradcheck(mlp(at::kDouble), mlp_inputs(at::kDouble)); }

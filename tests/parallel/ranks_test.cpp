@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <latch>
 #include <map>
 #include <thread>
@@ -464,6 +465,20 @@ TEST(ProcessGroup, SaysWhereTheOthersWereExpected) {
                                       {.timeout = std::chrono::milliseconds(500)});
               }),
               HasSubstr("rank 1 of 2 did not meet the others at 127.0.0.1:1"));
+}
+
+// NCCL reads its environment when it opens: what --deterministic asks of it stands there even if nobody is
+// met.
+TEST(ProcessGroup, TellsNcclItsOrderBeforeItConnects) {
+  ::unsetenv("NCCL_ALGO");
+  for (const bool deterministic : {false, true}) {
+    message_of([&] {
+      ProcessGroup::connect({.rank = 1, .world_size = 2, .local_world_size = 2, .master_port = 1},
+                            {.timeout = std::chrono::milliseconds(300), .deterministic = deterministic});
+    });
+    EXPECT_STREQ(std::getenv("NCCL_ALGO"), deterministic ? "^NVLS,NVLSTree" : nullptr);
+  }
+  ::unsetenv("NCCL_ALGO");
 }
 
 // One rank that connects sends all it says through c10d, as several do: with one GPU the only way to run

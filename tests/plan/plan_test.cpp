@@ -48,8 +48,8 @@ TEST(Plan, IsTheTraceOfTheStep) {
   const PlanOptions options = small_plan();
   const Plan plan = make_plan(options);
   const StepTrace trace = trace_of(options);
-  EXPECT_EQ(plan.peak_bytes, trace.memory.peak_bytes + workspaces_bytes(plan.machine));
-  EXPECT_EQ(workspaces_bytes(plan.machine), 2 * plan.machine.workspace_bytes)
+  EXPECT_EQ(plan.peak_bytes, trace.memory.peak_bytes + workspaces_bytes(plan.machine, false));
+  EXPECT_EQ(workspaces_bytes(plan.machine, false), 2 * plan.machine.workspace_bytes)
       << "forward's and autograd's thread";
   EXPECT_EQ(sum(plan.by_kind), plan.peak_bytes);
   EXPECT_EQ(plan.peak_bytes + sum(plan.overhead), plan.reserved_bytes + plan.machine.context_bytes);
@@ -57,6 +57,34 @@ TEST(Plan, IsTheTraceOfTheStep) {
   EXPECT_NEAR(plan.step_s, price_step(trace.spans, plan.machine).seconds, 1e-9);
   EXPECT_NEAR(plan.step_s, std::accumulate(plan.phase_s.begin(), plan.phase_s.end(), 0.0), 1e-9);
   EXPECT_DOUBLE_EQ(plan.images_per_s, 256 / plan.step_s);
+}
+
+// One stream records all graphs, so cuBLAS takes as many workspaces again, however many shapes are recorded.
+TEST(Plan, GraphsTakeWorkspacesOnce) {
+  PlanOptions options = small_plan();
+  const Plan plain = make_plan(options);
+  options.train.compute.cuda_graph = true;
+  EXPECT_EQ(make_plan(options).peak_bytes - plain.peak_bytes, 2 * plain.machine.workspace_bytes);
+}
+
+TEST(Plan, KeepingGeluTakesMemoryForTime) {
+  PlanOptions options = small_plan();
+  const Plan plain = make_plan(options);
+  options.train.memory.keep_gelu = true;
+  const Plan kept = make_plan(options);
+  const int64_t hidden = 256 * 64 * 4 * 384 * 2;  // bytes of a block's
+  EXPECT_GE(kept.peak_bytes - plain.peak_bytes, 11 * hidden);
+  EXPECT_LT(kept.step_s, plain.step_s);
+}
+
+TEST(Plan, NamesTheEngineOfAttentionThatItDoesNotCount) {
+  PlanOptions options = small_plan();
+  const auto notes = [&] { return make_plan(options).notes; };
+  EXPECT_THAT(notes(), Not(Contains(HasSubstr("cuDNN's attention"))));
+  options.gpu = "H100";
+  EXPECT_THAT(notes(), Contains(HasSubstr("cuDNN's attention")));
+  options.train.compute.deterministic = true;
+  EXPECT_THAT(notes(), Not(Contains(HasSubstr("cuDNN's attention"))));
 }
 
 TEST(Plan, CountsTheBytesOfEveryWeight) {

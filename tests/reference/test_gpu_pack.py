@@ -1,5 +1,5 @@
 """scripts/gpu: what it packs starts on its own, refuses in one line where it cannot run, and its checks tell good runs
-from bad ones. Runs on a CPU; what needs a GPU is in the pack.
+from bad ones and keep their evidence. Runs on a CPU; what needs a GPU is in the pack.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -27,28 +28,28 @@ def load_runner():
 
 @pytest.fixture
 def runner(monkeypatch):
-    """gpu_run.py, with a training that a CPU is done with at once."""
     module = load_runner()
-    tiny = ["--model", "dit", "--hidden-size", "48", "--depth", "2", "--num-heads", "3", "--patch-size", "8",
-            "--num-classes", "10", "--data", "synthetic", "--max-steps", "20", "--global-batch", "4", "--log-every", "1",
-            "--checkpoint-every", "0", "--no-tensorboard", "--no-preflight", "--peak-tflops", "1", "--threads", "1"]
-    monkeypatch.setattr(module, "TRAINED", tiny)
     monkeypatch.setattr(module, "HERE", BUILD)
     return module
 
 
 @pytest.fixture
 def session(runner, tmp_path):
+    """A rehearsal, whose training a CPU is done with at once."""
     program("kiln")
-    made = runner.Session("correct", tmp_path / "results", 5, dict(os.environ), {"name": "none"})
-    made.device = "cpu"
-    return made
+    return runner.Session("first", tmp_path / "results", 5, dict(os.environ), {"name": "none"}, rehearses=True)
+
+
+def kept(session):
+    """{path: text} of the one file of a run."""
+    with tarfile.open(session.out / f"{session.kind}.tar.gz") as archive:
+        return {member.name: archive.extractfile(member).read().decode(errors="replace") for member in archive if member.isfile()}
 
 
 def test_memory_choices_and_a_kill_log_equal_lines(runner, session, monkeypatch):
     if not FULL:  # the others do nothing else on a CPU
-        kept = {"recompute", "optimizer on the disk", "stage 3, weights on the host"}
-        monkeypatch.setattr(runner, "EQUAL_RUNS", {name: options for name, options in runner.EQUAL_RUNS.items() if name in kept})
+        few = {"recompute", "optimizer on the disk", "stage 3, weights on the host"}
+        monkeypatch.setattr(runner, "EQUAL_RUNS", {name: options for name, options in runner.EQUAL_RUNS.items() if name in few})
     session.check("equal lines", runner.equal_lines, "f32")
     session.check("as on the CPU", runner.as_on_the_cpu, "f32", 1e-6)
     assert [check["state"] for check in session.checks] == ["ok", "ok"], session.checks
@@ -62,33 +63,181 @@ def test_another_number_fails_the_check(runner, session, monkeypatch):
     session.check("as on the CPU", lambda s: runner.as_on_the_cpu(s, "f32", -1))
     assert [check["state"] for check in session.checks] == ["FAILED", "FAILED"]
     assert "another seed (" in session.checks[0]["summary"]
+    assert len(session.checks[0]["details"]["another seed"]) == len(session.checks[1]["details"]["cpu"]) == 20
 
 
-def test_results_are_written_check_by_check(runner, tmp_path, capsys):
-    session = runner.Session("speed", tmp_path / "out", 5, dict(os.environ), {"name": "Some GPU"})
+@pytest.fixture
+def plain(runner, tmp_path):
+    """A session that runs nothing of Kiln."""
+    return runner.Session("second", tmp_path / "out", 5, dict(os.environ), {"name": "Some GPU"})
 
+
+def test_every_check_leaves_its_evidence(runner, plain, capsys):
+    """One that fails, ones that raise what nobody foresaw, ones that hang, and the next ones run all the same."""
     def fails(_):
-        raise runner.Failed("too | slow")
+        raise runner.Failed("too | slow", {"ms": 7})
 
     def lacks(_):
         raise runner.NotRun("no tool")
 
-    session.check("one", lambda s: ("fine", {"x": 1}))
-    session.check("two", fails)
-    session.check("three", lacks)
-    session.deadline = 0
-    session.check("four", lambda s: ("never", None))
-    session.check("five", lambda s: s.run("true"))
+    def raises(_):
+        return float(None), None
+
+    def hangs(_):
+        time.sleep(60)
+
+    def hanging_program(s):
+        return s.run("sh", "-c", "echo before the end; echo why >&2; sleep 60", timeout=0.5).stdout, None
+
+    def hanging_programs(s):
+        return runner.side_by_side({name: lambda: s.run("sleep", 60) for name in range(9)}), None
+
+    begin = time.monotonic()
+    plain.check("one", lambda s: ("fine", {"x": 1}))
+    plain.check("two", fails)
+    plain.check("three", raises)
+    plain.check("four", hangs, limit=0.5)
+    plain.check("five", hanging_program)
+    plain.check("six", hanging_programs, limit=0.5)
+    plain.check("seven", lambda s: ({}["epilogues"], None))
+    plain.check("eight", lambda s: s.run("sh", "-c", "echo said; exit 3"))
+    plain.check("nine", lacks)
+    plain.deadline = 0
+    plain.check("ten", lambda s: ("never", None))
+    assert time.monotonic() - begin < 20
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" (")[0] for line in lines[:3]] == ["ok      one: fine", "FAILED  two: too | slow", "not run three: no tool"]
-    written = json.loads((tmp_path / "out" / "speed.json").read_text())
-    assert [check["state"] for check in written["checks"]] == ["ok", "FAILED", "not run", "not run", "not run"]
-    assert "| two | FAILED | too / slow |" in (tmp_path / "out" / "speed.md").read_text()
+    assert [line.rsplit(" (", 1)[0] for line in lines] == [
+        "ok      one: fine", "FAILED  two: too | slow", lines[2].rsplit(" (", 1)[0], "FAILED  four: took longer than 0 s",
+        "FAILED  five: sh took longer than 1 s", "FAILED  six: took longer than 0 s", "FAILED  seven: KeyError: 'epilogues'",
+        "FAILED  eight: sh ended with 3: said", "not run nine: no tool", "not run ten: no time is left"]
+    assert lines[2].startswith("FAILED  three: TypeError: ")
+    files = kept(plain)
+    checks = {check["name"]: check for check in json.loads(files["second/second.json"])["checks"]}
+    assert checks["two"]["details"] == {"ms": 7}
+    assert "return float(None), None" in checks["three"]["details"]["traceback"]
+    assert "time.sleep(60)" in checks["four"]["details"]["traceback"]
+    hung = checks["five"]["details"]["output"]
+    assert files[f"second/output/{hung}.out"] == "before the end\n" and files[f"second/output/{hung}.err"] == "why\n"
+    assert f"{hung}:  sh -c echo before" in files["second/commands.txt"]
+    assert "| two | FAILED | too / slow |" in files["second/second.md"]
+    assert not plain.running
+
+
+def test_a_run_that_is_ended_keeps_what_it_has(tmp_path):
+    """The machine is given back, or somebody has enough: SIGTERM in the middle of a check."""
+    script = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("gpu_run", {str(REPOSITORY / "scripts/gpu_run.py")!r})
+runner = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(runner)
+def checks(session):
+    session.check("done", lambda s: ("fine", None))
+    session.check("long", lambda s: s.run("sh", "-c", "echo begun; sleep 60"))
+runner.RUNS["first"] = checks
+sys.argv = ["run", "first", "--rehearse", "--out", {str(tmp_path)!r}]
+runner.main()
+"""
+    process = subprocess.Popen([sys.executable, "-c", script])
+    begun = tmp_path / "first" / "output" / "001-sh.out"
+    while not begun.exists() or not begun.read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait(20) == 143
+    with tarfile.open(tmp_path / "first.tar.gz") as archive:
+        assert {"first/first.json", "first/output/001-sh.out", "first/commands.txt"} <= set(archive.getnames())
+
+
+def test_one_file_of_results_stays_small(runner, plain, monkeypatch):
+    monkeypatch.setattr(runner, "MOST_OUTPUT", 4000)
+    monkeypatch.setattr(runner, "MOST_BYTES", 20000)
+    plain.check("long", lambda s: (s.run("sh", "-c", "echo first; seq 9999; echo last").stdout[-5:-1], None))
+    long = kept(plain)["second/output/001-sh.out"]
+    assert long.startswith("first\n") and "bytes left out ..." in long and long.endswith("last\n") and len(long) < 4100
+    for _ in range(9):
+        plain.run("head", "-c", "4000", "/dev/urandom")
+    plain.write()
+    assert (plain.out / "second.tar.gz").stat().st_size <= 20000
+    assert "left out: the file of this run would be too large\n" in kept(plain).values()
+
+
+def test_suites_have_a_process_each(runner, plain, monkeypatch, tmp_path):
+    """And a test of the allocator too. One suite that crashes costs no other, and the second run repeats it alone."""
+    (tmp_path / "test_cuda").write_text(r'''#!/bin/sh
+case "$*" in
+  *--gtest_list_tests*) printf 'CudaStep.\n  A\n  B\nCudaAllocator.\n  C\n  D\nDtypes/CudaKernels.\n  E/0  # GetParam() = 6\n' ;;
+  *CudaStep*) echo "an illegal memory access" >&2; exit 134 ;;
+  *) echo "<testsuites><testsuite><testcase classname='S' name='T'/></testsuite></testsuites>" >"${3#--gtest_output=xml:}"
+     echo "blocking $CUDA_LAUNCH_BLOCKING" ;;
+esac
+''')
+    (tmp_path / "test_cuda").chmod(0o755)
+    monkeypatch.setattr(runner, "HERE", tmp_path)
+    assert runner.suites(plain) == ["CudaStep.*", "CudaAllocator.C", "CudaAllocator.D", "Dtypes/CudaKernels.*"]
+    plain.check("CUDA tests", runner.all_tests)
+    assert plain.checks[0]["state"] == "FAILED"
+    assert plain.checks[0]["details"]["failed_suites"] == {"CudaStep.*": "test_cuda ended with 134: an illegal memory access"}
+    shutil.copytree(plain.folder, plain.out / "first")
+    (plain.out / "first" / "second.json").rename(plain.out / "first" / "first.json")
+    plain.check("again", runner.failed_again)
+    assert plain.checks[1]["summary"].startswith("1 of 1 suites failed: CudaStep.*")
+    assert "CUDA_LAUNCH_BLOCKING=1" in (plain.folder / "commands.txt").read_text().splitlines()[-1]
+
+
+def test_every_variant_changes_the_sources(runner, tmp_path):
+    source = runner.copy_of_kernels(tmp_path / "source")
+    for number, changes in enumerate(runner.VARIANTS.values()):
+        runner.changed_sources(source, tmp_path / str(number), changes)
+
+
+def test_epilogues_must_be_served(runner, plain):
+    def probed(served, refused):
+        return {("DiT-XL/2", 32): {"gpu": {"epilogues": {"affine_gelu": {"served": served, "refused": refused}}}}}
+
+    for counts in ((20, 0), (20, 1), (0, 0)):
+        plain.probes = probed(*counts)
+        plain.check("epilogues", runner.epilogues)
+    assert [check["state"] for check in plain.checks] == ["ok", "FAILED", "FAILED"]
+    assert plain.checks[1]["summary"] == "DiT-XL/2, batch 32: affine_gelu refused 1 times, served 20"
 
 
 def test_a_program_that_fails_says_why(runner, session):
     session.check("bad", lambda s: runner.train(s, s.out, "bad", "--device", "cpu", "--lr", "-1"))
     assert session.checks[0]["state"] == "FAILED" and "kiln ended with" in session.checks[0]["summary"]
+
+
+@pytest.mark.parametrize("run", ["first", "second", "third"])
+def test_a_rehearsal_runs_every_check_and_says_so_in_every_row(run, tmp_path):
+    for needed in ("kiln", "tests/test_cuda_emulation", "benchmarks/bench_cuda_kernels"):
+        if not (BUILD / needed).exists():
+            pytest.skip(f"{needed} is not built")
+    if run != "first" and not FULL:
+        pytest.skip("set KILN_FULL_TESTS=yes: minutes")
+    done = subprocess.run([sys.executable, REPOSITORY / "scripts" / "gpu_run.py", run, "--rehearse", "--out", tmp_path,
+                           "--minutes", "30"], capture_output=True, text=True, env={**os.environ, "KILN_BUILD": str(BUILD)})
+    assert done.returncode == 0, done.stdout
+    rows = done.stdout.splitlines()
+    assert all("REHEARSAL" in row for row in rows), rows
+    assert {row for row in rows[1:-1] if not row.startswith("ok")} <= {row for row in rows if "no peer" in row}
+    with tarfile.open(tmp_path / f"{run}.tar.gz") as archive:
+        page = archive.extractfile(f"{run}/{run}.md").read().decode()
+    table = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(table) == len(rows) - 2 and all(line.startswith("| REHEARSAL: ") for line in table)
+
+
+def test_no_rehearsal_is_among_the_results():
+    assert not [path for path in (REPOSITORY / "benchmarks" / "results").iterdir() if "REHEARSAL" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", ["kiln-cuda", "kiln"])
+def test_what_libraries_open_is_found_through_the_program(name):
+    """libnvrtc opens its builtins by name: an RPATH of the program serves it, a RUNPATH does not."""
+    if not (BUILD / name).exists():
+        pytest.skip(f"{name} is not built")
+    entries = subprocess.run(["readelf", "-d", BUILD / name], capture_output=True, text=True, check=True).stdout
+    if "libtorch_cuda" not in entries:
+        pytest.skip(f"{name} is for CPUs")
+    assert "(RPATH)" in entries and "(RUNPATH)" not in entries and "nvidia/cu13/lib" in entries
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +271,29 @@ def run_pack(pack, tmp_path, *arguments):
                           text=True, env=no_gpu(tmp_path / "bin"))
 
 
-@pytest.mark.parametrize("run", ["correct", "speed", "calibrate"])
+@pytest.mark.parametrize("run", ["first", "second", "third"])
 def test_the_pack_refuses_in_one_line_without_a_gpu(pack, tmp_path, run):
     done = run_pack(pack, tmp_path, run)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "gpu: no GPU: nvidia-smi says: NVIDIA-SMI has failed\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_the_pack_needs_nothing_of_its_environment(pack, tmp_path):
+    """Unpacked by Python's tarfile, and begun with nothing but the system's programs and a Python that has torch."""
+    path = no_gpu(tmp_path / "bin")["PATH"].split(":")[0]
+    done = subprocess.run([sys.executable, pack / "run", "first", "--out", tmp_path / "out"], capture_output=True, text=True,
+                          env={"PATH": f"{path}:/usr/bin:/bin"})
+    assert (done.returncode, done.stderr) == (1, "gpu: no GPU: nvidia-smi says: NVIDIA-SMI has failed\n")
+    bare = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": load_runner_in(pack).environment()["LD_LIBRARY_PATH"]}
+    done = subprocess.run([pack / "bench_cuda_kernels"], capture_output=True, text=True, env=bare)
+    assert (done.returncode, done.stderr) == (1, "bench_cuda_kernels: no GPU, or a build without CUDA\n")
+
+
+def load_runner_in(folder):
+    module = load_runner()
+    module.HERE = folder
+    return module
 
 
 def test_the_packed_programs_start_from_the_pack_alone(pack, tmp_path, monkeypatch):
@@ -139,10 +305,11 @@ def test_the_packed_programs_start_from_the_pack_alone(pack, tmp_path, monkeypat
                           capture_output=True, text=True, env=env)
     assert done.returncode == 1 and done.stderr.startswith("kiln train: expected a CUDA GPU, found none")
     assert len(done.stderr.splitlines()) == 1
-    session = module.Session("correct", tmp_path / "results", 5, env, {"name": "none"})
-    summary, details = module.gtests(session, "*")
-    assert summary.startswith("0 passed, ") and len(details["skipped"]) > 50
-    assert {reason.splitlines()[-1] for reason in details["skipped"].values()} == {"no GPU"}
+    session = module.Session("first", tmp_path / "results", 5, env, {"name": "none"})
+    summary, details = module.all_tests(session)
+    assert summary.startswith("0 passed, ")
+    skipped = {name: reason for suite in details["suites"].values() for name, reason in suite["skipped"].items()}
+    assert len(skipped) > 50 and {reason.splitlines()[-1] for reason in skipped.values()} == {"no GPU"}
 
 
 def test_the_pack_names_a_library_that_is_missing(pack, tmp_path):
@@ -150,7 +317,7 @@ def test_the_pack_names_a_library_that_is_missing(pack, tmp_path):
     shutil.copytree(pack, copy)
     carried = next((copy / "lib").glob("libspng*"))
     carried.unlink()
-    done = run_pack(copy, tmp_path, "correct")
+    done = run_pack(copy, tmp_path, "first")
     if "no GPU" in done.stderr:
         pytest.skip("this machine has the library itself")
     assert f"does not find {carried.name}" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -35,6 +35,12 @@ def train(out, steps, *extra):
     return succeed(*command(out, steps, *extra), timeout=300)
 
 
+def test_a_run_may_end_without_a_checkpoint(tmp_path):
+    train(tmp_path / "run", 3, "--no-checkpoint")
+    assert [line["step"] for line in log_lines(tmp_path / "run") if "loss" in line] == [1, 2, 3]
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+
+
 def losses(out):
     return [(line["step"], line["images_seen"], line["loss"], line["grad_norm"]) for line in step_lines(out)]
 

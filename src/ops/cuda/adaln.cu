@@ -8,7 +8,17 @@ namespace {
 
 constexpr size_t kRowsPerBlock = 16;  // in forward
 constexpr int kRows = 4;              // at once in forward
-constexpr int kGradRows = 2;          // at once in backward
+
+// How many rows backward has in registers at once, and for what blocks it is compiled. Each row takes 32
+// floats of a thread, and the sums and factors 40 more. Up to 1536 columns two blocks of 192 threads leave a
+// thread 168 registers; wider rows leave it 128, so these take one row at once. tools/cuda_registers fails if
+// one of them spills.
+struct NarrowGrad {
+  static constexpr int kRows = 2, kMostThreads = 192, kLeastBlocks = 2;
+};
+struct WideGrad {
+  static constexpr int kRows = 1, kMostThreads = kMostRowThreads, kLeastBlocks = 1;
+};
 
 // x += gate * y, rounded to the dtype in which x is stored.
 template <bool kPacked, class TX, class TLow>
@@ -90,11 +100,12 @@ __global__ void __launch_bounds__(kMostRowThreads)
 // With xhat = (x - mean) rstd and h = grad (1 + scale):  dx = rstd (h - mean(h) - xhat mean(h xhat)), plus
 // the gradient that goes around the norm. Through the branch, dy = gate dx. `partials`
 // (2 or 3, batch, P, width) are d shift, d scale and d gate, summed over the rows of a block.
-template <class TX, class TLow, bool kPacked>
-__global__ void __launch_bounds__(kMostRowThreads)
+template <class Grad, class TX, class TLow, bool kPacked>
+__global__ void __launch_bounds__(Grad::kMostThreads, Grad::kLeastBlocks)
     adaln_grad_kernel(AdalnArgs args, GatedResidualArgs branch, const TLow* grads, const TX* around, TX* dx,
                       TLow* dy, float* partials, size_t rows_per_partial) {
-  __shared__ float buffers[2][kMostRowWarps][2 * kGradRows];
+  constexpr int kGradRows = Grad::kRows;
+  __shared__ float buffers[2][Grad::kMostThreads / 32][2 * kGradRows];
   const RowPosition at(args.rows_per_batch, rows_per_partial, args.width);
   const bool has_branch = branch.y != nullptr;
   float factor[kRowElements], gate[kRowElements];
@@ -202,10 +213,13 @@ int kiln_cuda_adaln_grad(const kiln::ops::AdalnArgs* args, const kiln::ops::Gate
   with_row_types(args->x_dtype, low_dtype, packed, [&](auto x, auto low, auto is_packed) {
     using TX = decltype(x);
     using TLow = decltype(low);
-    launch(adaln_grad_kernel<TX, TLow, decltype(is_packed)::value>, dim3(batch * num_partials),
-           dim3(row_threads(width)), s, *args, *branch, static_cast<const TLow*>(grads->out),
-           static_cast<const TX*>(grads->around), static_cast<TX*>(grads->x), static_cast<TLow*>(grads->y),
-           partials, rows_per_partial);
+    constexpr bool kPacked = decltype(is_packed)::value;
+    const bool is_narrow = row_threads(width) <= NarrowGrad::kMostThreads;
+    launch(is_narrow ? adaln_grad_kernel<NarrowGrad, TX, TLow, kPacked>
+                     : adaln_grad_kernel<WideGrad, TX, TLow, kPacked>,
+           dim3(batch * num_partials), dim3(row_threads(width)), s, *args, *branch,
+           static_cast<const TLow*>(grads->out), static_cast<const TX*>(grads->around),
+           static_cast<TX*>(grads->x), static_cast<TLow*>(grads->y), partials, rows_per_partial);
   });
   const ColumnSums<2> modulation{{grads->shift, grads->scale}};
   sum_columns(partials, num_partials, width, batch, modulation, args->modulation_dtype, s);

@@ -4,6 +4,8 @@
 
 #include <ATen/SDPBackend.h>
 
+#include <array>
+#include <atomic>
 #include <stdexcept>
 
 #include "core/aten.h"
@@ -18,6 +20,9 @@ struct Heads {  // each (B, H, N, d), views of the packed projection
 Heads heads_of(const at::Tensor& qkv) {
   return {attention_heads(qkv, 0), attention_heads(qkv, 1), attention_heads(qkv, 2)};
 }
+
+constexpr std::array kEngineNames{"composed", "cpu", "flash", "cudnn", "memory-efficient"};
+std::array<std::atomic<bool>, kEngineNames.size()> engines_seen;
 
 [[noreturn]] void unknown_engine() { throw std::logic_error("packed_attention: not an engine of CUDA"); }
 
@@ -72,8 +77,17 @@ AttentionEngine engine_of_backend(int64_t backend) {
 AttentionEngine attention_engine(const at::Tensor& qkv, double scale) {
   const at::AutoGradMode with_graph(true);
   const auto [q, k, v] = heads_of(qkv.detach().requires_grad_());
-  return engine_of_backend(at::_fused_sdp_choice(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0,
-                                                 /*is_causal=*/false, scale));
+  const AttentionEngine engine = engine_of_backend(
+      at::_fused_sdp_choice(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0, /*is_causal=*/false, scale));
+  engines_seen[static_cast<size_t>(engine)] = true;
+  return engine;
+}
+
+std::vector<std::string> engines_used() {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < kEngineNames.size(); ++i)
+    if (engines_seen[i]) names.emplace_back(kEngineNames[i]);
+  return names;
 }
 
 AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine engine) {

@@ -3,6 +3,7 @@
 // right operand comes first.
 #include <cublasLt.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -98,7 +99,9 @@ cublasStatus_t describe(const EpilogueProductArgs& args, const Shape& shape, Pro
   return set(product.handle, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(shape.m));
 }
 
-cublasStatus_t choose(cublasLtHandle_t handle, const Product& product, const Layout (&layouts)[3],
+std::atomic<int> wanted_algorithm{0};
+
+cublasStatus_t choose(int nth, cublasLtHandle_t handle, const Product& product, const Layout (&layouts)[3],
                       const int (&alignments)[3], size_t workspace_bytes, cublasLtMatmulAlgo_t* algorithm) {
   Preference preference;
   KILN_RETURN_UNLESS_OK(cublasLtMatmulPreferenceCreate(&preference.handle));
@@ -112,17 +115,17 @@ cublasStatus_t choose(cublasLtHandle_t handle, const Product& product, const Lay
   for (int i = 0; i < 4; ++i)
     KILN_RETURN_UNLESS_OK(
         set(preference.handle, attributes[i], static_cast<uint32_t>(alignments[i < 2 ? i : 2])));
-  cublasLtMatmulHeuristicResult_t result = {};
+  cublasLtMatmulHeuristicResult_t results[kEpilogueAlgorithms] = {};
   int found = 0;
   KILN_RETURN_UNLESS_OK(cublasLtMatmulAlgoGetHeuristic(
       handle, product.handle, layouts[0].handle, layouts[1].handle, layouts[2].handle, layouts[2].handle,
-      preference.handle, 1, &result, &found));
-  if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
-  *algorithm = result.algo;
-  return result.state;
+      preference.handle, nth + 1, results, &found));
+  if (found <= nth) return CUBLAS_STATUS_NOT_SUPPORTED;
+  *algorithm = results[nth].algo;
+  return results[nth].state;
 }
 
-using Key = std::tuple<int, int, int, size_t, size_t, size_t, int, int, int, size_t>;
+using Key = std::tuple<int, int, int, int, size_t, size_t, size_t, int, int, int, size_t>;
 
 // The choice for a shape is made once, so the next call of the same shape gives the same bits.
 struct Choices {
@@ -154,9 +157,11 @@ cublasStatus_t multiply(const EpilogueProductArgs& args, void* workspace, size_t
   const int alignments[3] = {alignment_of(args.right), alignment_of(args.left), alignment_of(args.result)};
   static Choices choices;
   cublasLtMatmulAlgo_t algorithm;
+  const int nth = wanted_algorithm;
   {
     const std::lock_guard<std::mutex> lock(choices.mutex);
     const Key key{device,
+                  nth,
                   static_cast<int>(args.product),
                   static_cast<int>(args.dtype),
                   shape.m,
@@ -169,7 +174,7 @@ cublasStatus_t multiply(const EpilogueProductArgs& args, void* workspace, size_t
     const auto [entry, is_new] = choices.made.try_emplace(key);
     if (is_new)
       entry->second.first =
-          choose(handle, product, layouts, alignments, workspace_bytes, &entry->second.second);
+          choose(nth, handle, product, layouts, alignments, workspace_bytes, &entry->second.second);
     KILN_RETURN_UNLESS_OK(entry->second.first);
     algorithm = entry->second.second;
   }
@@ -179,15 +184,38 @@ cublasStatus_t multiply(const EpilogueProductArgs& args, void* workspace, size_t
                         layouts[2].handle, &algorithm, workspace, workspace_bytes, stream);
 }
 
+struct Counts {
+  std::atomic<int64_t> served{0}, refused{0};
+};
+Counts& counts_of(EpilogueProduct product) {
+  static Counts counts[kNumEpilogueProducts];
+  return counts[static_cast<int>(product)];
+}
+
 }  // namespace
 }  // namespace kiln::ops::cuda
+
+using namespace kiln::ops::cuda;  // NOLINT: the C interface below is this file's only other content
 
 int kiln_cuda_epilogue_product(const kiln::ops::EpilogueProductArgs* args, void* workspace,
                                size_t workspace_bytes, void* stream) {
   const cublasStatus_t status =
-      kiln::ops::cuda::multiply(*args, workspace, workspace_bytes, static_cast<cudaStream_t>(stream));
-  if (status == CUBLAS_STATUS_SUCCESS) return 0;
+      multiply(*args, workspace, workspace_bytes, static_cast<cudaStream_t>(stream));
+  Counts& counts = counts_of(args->product);
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    ++counts.served;
+    return 0;
+  }
+  ++counts.refused;
   const bool is_unknown = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
                           status == CUBLAS_STATUS_ARCH_MISMATCH;
   return is_unknown ? kEpilogueNotServed : static_cast<int>(cudaErrorUnknown);
+}
+
+void kiln_cuda_take_epilogue_algorithm(int nth) { wanted_algorithm = nth; }
+
+void kiln_cuda_epilogue_counts(kiln::ops::EpilogueProduct product, int64_t* served, int64_t* refused) {
+  const Counts& counts = counts_of(product);
+  *served = counts.served;
+  *refused = counts.refused;
 }

@@ -62,11 +62,17 @@ __global__ void scale_kernel(const unsigned* partials, float format_largest, flo
   }
 }
 
+// A block's elements. The alignment is that of the packs in which threads write them.
+struct alignas(16) Tile {
+  uint8_t values[kTile][kTile];
+};
+static_assert(alignof(Tile) >= alignof(Pack<uint8_t, kPack>) && kTile % kPack == 0, "packs are aligned");
+
 // `rows` and `columns` may be null. Grid: (tiles of columns, tiles of rows).
 template <class T>
 __global__ void convert_kernel(const T* values, size_t num_rows, size_t num_columns, const float* scale,
                                __nv_fp8_interpretation_t format, uint8_t* rows, uint8_t* columns) {
-  __shared__ uint8_t tile[kTile][kTile];
+  __shared__ Tile tile;
   const size_t first_row = static_cast<size_t>(blockIdx.y) * kTile,
                first_column = static_cast<size_t>(blockIdx.x) * kTile;
   const float factor = __fdiv_rn(1.0f, *scale);
@@ -90,7 +96,7 @@ __global__ void convert_kernel(const T* values, size_t num_rows, size_t num_colu
     if (rows != nullptr) {
       *reinterpret_cast<Pack<uint8_t, kPack>*>(rows + row * num_columns + column) = converted;
     }
-    *reinterpret_cast<Pack<uint8_t, kPack>*>(&tile[r][in_row]) = converted;
+    *reinterpret_cast<Pack<uint8_t, kPack>*>(&tile.values[r][in_row]) = converted;
   }
   if (columns == nullptr) {
     return;
@@ -104,7 +110,7 @@ __global__ void convert_kernel(const T* values, size_t num_rows, size_t num_colu
   Pack<uint8_t, kRowPack> column;
 #pragma unroll
   for (int k = 0; k < kRowPack; ++k) {
-    column.values[k] = tile[r + k][c];
+    column.values[k] = tile.values[r + k][c];
   }
   *reinterpret_cast<Pack<uint8_t, kRowPack>*>(columns + (first_column + c) * num_rows + first_row + r) =
       column;

@@ -52,6 +52,12 @@ int kiln_cuda_pack_heads(const kiln::ops::HeadGrads* grads, kiln::Dtype dtype, v
 enum { kEpilogueNotServed = -1 };
 int kiln_cuda_epilogue_product(const kiln::ops::EpilogueProductArgs* args, void* workspace,
                                size_t workspace_bytes, void* stream);
+// Takes the nth of the algorithms that cuBLASLt proposes for a shape, from 0, its best guess, which is taken
+// unless this was called, to kEpilogueAlgorithms - 1. For measurements.
+enum { kEpilogueAlgorithms = 8 };
+void kiln_cuda_take_epilogue_algorithm(int nth);
+// How often this process asked for a product and was served, and how often not.
+void kiln_cuda_epilogue_counts(kiln::ops::EpilogueProduct product, int64_t* served, int64_t* refused);
 
 // Writes to *scale the power of two by which the values are divided to be at most `format_largest`.
 // `partials` is scratch of kFp8Partials elements. All memory is on the device.

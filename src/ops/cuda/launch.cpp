@@ -96,6 +96,19 @@ bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspa
   return is_served;
 }
 
+void take_epilogue_algorithm(int nth) {
+  static_assert(kNumEpilogueAlgorithms == static_cast<int>(kEpilogueAlgorithms));
+  kiln_cuda_take_epilogue_algorithm(nth);
+}
+
+std::vector<EpilogueCount> epilogue_counts() {
+  std::vector<EpilogueCount> counts{{"affine_gelu", 0, 0}, {"grad_rows_gelu", 0, 0}, {"grad_weight", 0, 0}};
+  TORCH_INTERNAL_ASSERT(counts.size() == kNumEpilogueProducts);
+  for (int i = 0; i < kNumEpilogueProducts; ++i)
+    kiln_cuda_epilogue_counts(static_cast<EpilogueProduct>(i), &counts[i].served, &counts[i].refused);
+  return counts;
+}
+
 void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
             const at::Tensor& rows, const at::Tensor& columns) {
   const at::Tensor partials = at::empty({kFp8Partials}, values.options().dtype(at::kInt));
@@ -186,6 +199,8 @@ void adaln_grad(const AdalnArgs&, const GatedResidualArgs&, const AdalnGrads&, c
   missing();
 }
 bool epilogue_product(const EpilogueProductArgs&, const at::Tensor&) { return false; }
+std::vector<EpilogueCount> epilogue_counts() { return {}; }
+void take_epilogue_algorithm(int) {}
 void to_fp8(const at::Tensor&, float, const at::Tensor&, at::ScalarType, const at::Tensor&,
             const at::Tensor&) {
   missing();

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "ops/kernel_args.h"
 
@@ -28,6 +29,17 @@ void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, 
                          const at::Tensor& dgate, const at::Tensor& partials, int64_t rows_per_partial);
 // Returns false, and does nothing, if cuBLASLt has no such product. `workspace` is bytes of scratch.
 bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspace);
+struct EpilogueCount {
+  const char* product;
+  int64_t served, refused;
+};
+// Returns what epilogue_product() returned in this process, for each product. Empty in a build without
+// kernels.
+std::vector<EpilogueCount> epilogue_counts();
+// Takes the nth of the algorithms that cuBLASLt proposes for each shape, instead of its first: for
+// measurements. Does nothing in a build without kernels.
+void take_epilogue_algorithm(int nth);
+inline constexpr int kNumEpilogueAlgorithms = 8;
 // Computes *scale and the values divided by it. `rows` and `columns` may be undefined.
 void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
             const at::Tensor& rows, const at::Tensor& columns);

@@ -1,6 +1,7 @@
 #include "parallel/ranks/process_group.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "core/aten.h"
@@ -33,6 +34,8 @@ ProcessGroup::~ProcessGroup() = default;
 std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const ProcessGroupOptions& options) {
   auto group = std::make_shared<ProcessGroup>(ranks);
   if (ranks.world_size == 1 && !options.connects_alone) return group;
+  // The switch adds in any order. NCCL reads this when it opens.
+  if (options.deterministic) ::setenv("NCCL_ALGO", "^NVLS,NVLSTree", /*overwrite=*/0);
   auto connection = std::make_unique<GroupConnection>();
   connection->options = options;
   try {

@@ -12,6 +12,7 @@ struct ProcessGroupOptions {
   // Makes a single rank connect to itself, so that its collectives go through c10d as those of several ranks
   // do. With one GPU that is the only way to run NCCL.
   bool connects_alone = false;
+  bool deterministic = false;  // NCCL adds in the same order each time
 };
 
 }  // namespace kiln

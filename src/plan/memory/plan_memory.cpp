@@ -56,6 +56,7 @@ class MemoryComposer {
   void add_phase(const std::string& name, const Peak& peak, int64_t host);
   void add_kinds(const Peak& steady);
   void add_notes();
+  bool takes_cudnn() const;
   int64_t loader_bytes(const BatchOptions& draws, int64_t batch, bool of_pictures) const;
   int64_t checkpoint_copy_bytes() const;
   MemoryCurve curve() const;
@@ -122,8 +123,8 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
   if (encodes_images()) peaks.encoding = timeline.play(autoencoder_events_.encode);
   if (data_.text_encoder) peaks.encoding = larger(peaks.encoding, timeline.play(text_events_.encode));
   MemoryEvents workspaces;
-  for (int64_t thread = 0; thread < kProductThreads; ++thread)
-    workspaces.push_back({.id = static_cast<uint64_t>(thread), .bytes = machine_.workspace_bytes});
+  for (int64_t i = 0; i < num_workspaces(options_.compute.cuda_graph); ++i)
+    workspaces.push_back({.id = static_cast<uint64_t>(i), .bytes = machine_.workspace_bytes});
   timeline.play(workspaces);
   peaks.first = timeline.play(trace_.spans);
   peaks.steady = timeline.play(trace_.spans);
@@ -187,7 +188,7 @@ void MemoryComposer::add_phase(const std::string& name, const Peak& peak, int64_
 void MemoryComposer::add_kinds(const Peak& steady) {
   auto& by_kind = plan_.by_kind;
   for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
-  by_kind["matmul"] += workspaces_bytes(machine_);
+  by_kind["matmul"] += workspaces_bytes(machine_, options_.compute.cuda_graph);
   by_kind[std::string(name_of(MemoryKind::kAutoencoder))] = autoencoder_bytes();
   by_kind[std::string(name_of(MemoryKind::kTextEncoder))] = text_encoder_bytes();
   by_kind[std::string(name_of(MemoryKind::kFeatureNet))] = judge_bytes();
@@ -233,7 +234,7 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
     add_phase("evaluation", peaks.evaluation,
               stepping + (cuda_ ? evaluation_.reference_bytes + evaluation_.host_bytes : 0));
   const Peak idle{.live_bytes = trace_.memory.persistent_bytes + autoencoder_bytes() + text_encoder_bytes() +
-                                judge_bytes() + workspaces_bytes(machine_),
+                                judge_bytes() + workspaces_bytes(machine_, options_.compute.cuda_graph),
                   .reserved_bytes =
                       cuda_ ? peaks.steady.reserved_bytes
                             : autoencoder_bytes() + text_encoder_bytes() + judge_bytes() + left_bytes(load_)};
@@ -249,6 +250,17 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
 }
 
+// Torch 2.11 prefers cuDNN's attention on GPUs of capability 9.0 with cuDNN above 9.15, and refuses it among
+// deterministic algorithms.
+bool MemoryComposer::takes_cudnn() const {
+  if ((machine_.name != "H100" && machine_.name != "H200") || options_.compute.deterministic) return false;
+  return std::ranges::any_of(trace_.spans, [](const Span& span) {
+    return std::ranges::any_of(span.ops, [](const OpRecord& op) {
+      return op.name == "kiln::packed_attention" && op.dtype != at::kFloat;
+    });
+  });
+}
+
 void MemoryComposer::add_notes() {
   if (const auto& outline = data_.autoencoder)
     plan_.notes.push_back(fmt::format(
@@ -259,6 +271,10 @@ void MemoryComposer::add_notes() {
     plan_.notes.push_back(
         fmt::format("the text encoder of {}, which is not here: the published {} stands for it",
                     outline->folder, outline->assumed->name));
+  if (takes_cudnn())
+    plan_.notes.push_back(
+        "the scratch of cuDNN's attention, which torch takes on this GPU without --deterministic: flash "
+        "attention's is counted");
   if (!evaluation_.note.empty()) plan_.notes.push_back(evaluation_.note);
   if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
     plan_.notes.push_back(fmt::format(

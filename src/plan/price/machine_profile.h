@@ -179,10 +179,12 @@ inline at::ScalarType half_dtype_of(const MachineProfile& machine) {
 void check_dtype(const MachineProfile& machine, at::ScalarType compute_dtype);
 
 // Threads of a training that compute products. Torch gives each a cuBLAS handle, and autograd runs a GPU's
-// backward in a thread of its own.
+// backward in a thread of its own. Each handle takes a workspace for each stream: device graphs have one
+// stream, beside the one on which the first work of a shape runs.
 inline constexpr int64_t kProductThreads = 2;
-inline int64_t workspaces_bytes(const MachineProfile& machine) {
-  return kProductThreads * machine.workspace_bytes;
+inline int64_t num_workspaces(bool records_graphs) { return kProductThreads * (records_graphs ? 2 : 1); }
+inline int64_t workspaces_bytes(const MachineProfile& machine, bool records_graphs) {
+  return num_workspaces(records_graphs) * machine.workspace_bytes;
 }
 
 nlohmann::json to_json(const MachineProfile& profile);

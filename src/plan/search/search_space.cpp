@@ -137,7 +137,7 @@ class SpaceBuilder {
   // Returns what the device holds beside the live bytes of `trace`, whose rank offloads no optimizer.
   // Negative if it holds less than these.
   int64_t bytes_beside(const StepTrace& trace) {
-    return machine_.context_bytes + workspaces_bytes(machine_) +
+    return machine_.context_bytes + workspaces_bytes(machine_, trace.options.compute.cuda_graph) +
            communication_bytes(machine_, present_.gpus) + frozen_ +
            traces_.rank(trace, sharding()).persistent_bytes() - trace.memory.persistent_bytes;
   }
