@@ -27,7 +27,7 @@ class Store {
   int64_t label(int64_t index) const;                                     // -1: none
   std::string name(int64_t index) const;
   std::string caption(int64_t index) const;  // empty: none
-  double scaling_factor() const;
+  double scaling_factor() const;             // 1 in a store of scaled latents (fast-DiT's), whose shift is 0
   double shift_factor() const;
   std::vector<std::string> class_names() const;
 

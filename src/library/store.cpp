@@ -61,8 +61,10 @@ std::string Store::caption(int64_t index) const {
   return store_->caption(index);
 }
 
-double Store::scaling_factor() const { return store_->info().scaling_factor; }
-double Store::shift_factor() const { return store_->info().shift_factor; }
+double Store::scaling_factor() const {
+  return store_->info().already_scaled ? 1 : store_->info().scaling_factor;
+}
+double Store::shift_factor() const { return store_->info().already_scaled ? 0 : store_->info().shift_factor; }
 std::vector<std::string> Store::class_names() const { return store_->info().class_names; }
 
 }  // namespace kiln::v0
