@@ -4,6 +4,7 @@ has nothing else but the LibTorch of the build, its programs and its Python modu
 import importlib.util
 import json
 import re
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -25,7 +26,7 @@ def wheel(built):
 def environment(wheel, site, tmp_path_factory):
     """A fresh environment with the wheel alone; torch, numpy and safetensors are those that are there."""
     folder = tmp_path_factory.mktemp("wheel") / "venv"
-    run("/usr/bin/env", "python3", "-m", "venv", folder)
+    run(sys.executable, "-m", "venv", folder)
     run(folder / "bin/pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--find-links", wheel.parent, "--no-deps",
         "kiln-diffusion")  # fmt: skip
     packages = Path(run(folder / "bin/python", "-c", "import site; print(site.getsitepackages()[0])").stdout.strip())
