@@ -9,6 +9,7 @@ namespace kiln::cli {
 
 using AddCommand = void (*)(CLI::App&);
 void add_convert_command(CLI::App& app);
+void add_doctor_command(CLI::App& app);
 void add_download_command(CLI::App& app);
 void add_evaluate_command(CLI::App& app);
 void add_extract_command(CLI::App& app);
@@ -23,7 +24,7 @@ void add_train_command(CLI::App& app);
 inline constexpr AddCommand kCommands[] = {
     add_train_command,    add_plan_command,     add_probe_command,  add_convert_command,
     add_extract_command,  add_inspect_command,  add_sample_command, add_store_command,
-    add_evaluate_command, add_download_command, add_report_command,
+    add_evaluate_command, add_download_command, add_report_command, add_doctor_command,
 };
 
 // Refuses a sign in front of an unsigned number: CLI11 reads -1 as 2^64 - 1.
