@@ -6,7 +6,6 @@
 #include "core/units.h"
 #include "download/download_command.h"
 #include "models/registry.h"
-#include "models/text/text_registry.h"
 
 namespace kiln::cli {
 
@@ -14,14 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-int64_t num_elements(const ParameterList& parameters) {
-  int64_t sum = 0;
-  for (const auto& parameter : parameters)
-    if (parameter->trainable) sum += parameter->value.numel();
-  return sum;
-}
-
-// Returns the names of published weights of a model, with commas.
+// Returns the names of a model's published weights, with commas.
 std::string weights_of(const std::string& model) {
   std::string names;
   for (const PublishedWeights& row : published_weights())
@@ -34,25 +26,17 @@ json denoisers() {
   for (const Family& family : denoiser_families())
     for (const auto& [name, preset] : family.presets()) {
       if (name == family.name) continue;  // of no size of its own
+      int64_t num_weights = 0;
       const std::unique_ptr<Denoiser> model = build_denoiser(name, nullptr, {.device = at::kMeta});
+      for (const auto& parameter : model->parameters())
+        if (parameter->trainable) num_weights += parameter->value.numel();
       rows.push_back({{"model", name},
-                      {"parameters", num_elements(model->parameters())},
+                      {"parameters", num_weights},
                       {"image_size", own_image_size(name)},
                       {"takes", model->shape().conditioning.takes_text() ? "captions" : "classes"},
                       {"autoencoder", family.latents.autoencoder},
                       {"weights", weights_of(name)}});
     }
-  return rows;
-}
-
-json text_encoders() {
-  json rows = json::array();
-  for (const PublishedTextEncoder& published : published_text_encoders()) {
-    const auto encoder = build_text_encoder(published.family, published.config, {.device = at::kMeta});
-    rows.push_back({{"encoder", published.name},
-                    {"family", published.family},
-                    {"parameters", num_elements(encoder->parameters())}});
-  }
   return rows;
 }
 
@@ -69,10 +53,6 @@ json downloads() {
   return rows;
 }
 
-std::string millions(const json& row) {
-  return number_text(row.at("parameters").get<double>() / 1e6, 3) + " M";
-}
-
 std::string models_text(const json& models) {
   const auto text_of = [](const json& row, const char* key) { return row.at(key).get<std::string>(); };
   std::string text = "kiln train and kiln plan --model NAME, or a family's own name with a shape:\n";
@@ -85,12 +65,9 @@ std::string models_text(const json& models) {
   };
   add_denoiser("model", "parameters", "pixels", "takes", "latents of", "kiln download");
   for (const json& row : models.at("denoisers"))
-    add_denoiser(text_of(row, "model"), millions(row), row.at("image_size").get<int64_t>(),
-                 text_of(row, "takes"), text_of(row, "autoencoder"), text_of(row, "weights"));
-  text += "\n--text-encoder FOLDER, of these kinds and sizes among others:\n";
-  for (const json& row : models.at("text_encoders"))
-    text +=
-        fmt::format("  {:24} {:>10}  {}\n", text_of(row, "encoder"), millions(row), text_of(row, "family"));
+    add_denoiser(text_of(row, "model"), number_text(row.at("parameters").get<double>() / 1e6, 3) + " M",
+                 row.at("image_size").get<int64_t>(), text_of(row, "takes"), text_of(row, "autoencoder"),
+                 text_of(row, "weights"));
   text += "\nkiln download NAME:\n";
   for (const json& row : models.at("downloads")) {
     const auto bytes = row.at("bytes").get<double>();
@@ -110,8 +87,7 @@ void add_models_command(CLI::App& app) {
   auto as_json = std::make_shared<bool>(false);
   command->add_flag("--json", *as_json, "Print one JSON object, with exact numbers");
   command->callback([as_json] {
-    const json models = {
-        {"denoisers", denoisers()}, {"text_encoders", text_encoders()}, {"downloads", downloads()}};
+    const json models = {{"denoisers", denoisers()}, {"downloads", downloads()}};
     fmt::print("{}", *as_json ? models.dump(1) + "\n" : models_text(models));
   });
 }

@@ -1,6 +1,6 @@
 #include "cli/shell_texts.h"
 
-#include <fmt/ranges.h>
+#include <sstream>
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
@@ -43,11 +43,14 @@ std::vector<Place> places_of(const CLI::App& program) {
   return places;
 }
 
-// Returns the names that the type "{f32,bf16,fp16}" lists, in one text; "" for another type.
-std::string named_values(const CLI::Option& option) {
+// Returns the names that the type "{f32,bf16,fp16}" lists; none of another type.
+std::vector<Word> named_values(const CLI::Option& option) {
   const std::string type = option.get_type_name();
-  if (!takes_value(option) || !type.starts_with('{') || !type.ends_with('}')) return "";
-  return replaced(type.substr(1, type.size() - 2), ",", " ");
+  std::vector<Word> values;
+  if (!takes_value(option) || !type.starts_with('{') || !type.ends_with('}')) return values;
+  std::istringstream names(type.substr(1, type.size() - 2));
+  for (std::string name; std::getline(names, name, ',');) values.push_back({name, ""});
+  return values;
 }
 
 std::vector<Word> option_words(const Place& place) {
@@ -58,38 +61,51 @@ std::vector<Word> option_words(const Place& place) {
   return words;
 }
 
-// Returns a pattern of case for all places but the program itself: "kiln train" | "kiln plan".
-std::string command_pattern(const std::vector<Place>& places) {
-  std::vector<std::string> names;
-  for (const Place& place : places)
-    if (place.name.find(' ') != std::string::npos) names.push_back('"' + place.name + '"');
-  return fmt::format("{}", fmt::join(names, " | "));
+std::string joined(const std::vector<Word>& words) {
+  std::string text;
+  for (const Word& word : words) text += (text.empty() ? "" : " ") + word.text;
+  return text;
 }
 
-// Returns a branch of case for each place's option with named values.
-std::string value_branches(const std::vector<Place>& places, const char* format) {
+// 'word:help' for each, as _describe of zsh reads it.
+std::string described(const std::vector<Word>& words) {
   std::string text;
-  for (const Place& place : places)
-    for (const CLI::Option* option : place.options)
-      if (const std::string values = named_values(*option); !values.empty())
-        for (const std::string& name : option->get_lnames())
-          text += fmt::format(fmt::runtime(format), place.name + " --" + name, values);
+  for (const Word& word : words) {
+    const std::string help = word.help.empty() ? "" : ":" + replaced(word.help, "'", R"('\'')");
+    text += (text.empty() ? "'" : " '") + word.text + help + "'";
+  }
   return text;
+}
+
+// The branches of `case` in which a script finds what may follow.
+struct Branches {
+  std::string commands{};                                // the pattern of all: "kiln train" | "kiln plan"
+  std::string options_at{}, commands_at{}, values_of{};  // set what is offered, by place or option
+};
+
+// `set`: the statement that offers the words, whose list `list` makes.
+Branches branches_of(const std::vector<Place>& places, fmt::format_string<std::string> set,
+                     std::string (*list)(const std::vector<Word>&)) {
+  Branches branches;
+  const auto branch = [&](const std::string& at, const std::vector<Word>& words) {
+    return words.empty() ? "" : fmt::format("      \"{}\") {} ;;\n", at, fmt::format(set, list(words)));
+  };
+  for (const Place& place : places) {
+    if (&place != &places.front())
+      branches.commands += (branches.commands.empty() ? "\"" : " | \"") + place.name + "\"";
+    branches.options_at += branch(place.name, option_words(place));
+    branches.commands_at += branch(place.name, place.commands);
+    for (const CLI::Option* option : place.options)
+      for (const std::string& name : option->get_lnames())
+        branches.values_of += branch(place.name + " --" + name, named_values(*option));
+  }
+  return branches;
 }
 
 // Offers options to a word that begins with "-", else the values of the option before it, else commands, and
 // files where there is none of these.
 std::string bash_script(const std::vector<Place>& places) {
-  std::string options, commands;
-  for (const Place& place : places) {
-    std::vector<std::string> names;
-    for (const Word& word : option_words(place)) names.push_back(word.text);
-    options += fmt::format("      \"{}\") words=\"{}\" ;;\n", place.name, fmt::join(names, " "));
-    names.clear();
-    for (const Word& word : place.commands) names.push_back(word.text);
-    if (!names.empty())
-      commands += fmt::format("      \"{}\") words=\"{}\" ;;\n", place.name, fmt::join(names, " "));
-  }
+  const Branches branches = branches_of(places, "words=\"{}\"", joined);
   return fmt::format(
       R"(_kiln() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} at=kiln words="" i
@@ -109,26 +125,11 @@ std::string bash_script(const std::vector<Place>& places) {
 }}
 complete -o default -F _kiln kiln
 )",
-      command_pattern(places), options, commands, value_branches(places, "      \"{}\") words=\"{}\" ;;\n"));
-}
-
-std::string in_quotes(const std::string& text) { return "'" + replaced(text, "'", R"('\'')") + "'"; }
-
-// "'--data:Class folders' '--out:Folder'", as _describe of zsh reads it.
-std::string described(const std::vector<Word>& words) {
-  std::string text;
-  for (const Word& word : words)
-    text += (text.empty() ? "" : " ") + in_quotes(replaced(word.text, ":", R"(\:)") + ":" + word.help);
-  return text;
+      branches.commands, branches.options_at, branches.commands_at, branches.values_of);
 }
 
 std::string zsh_script(const std::vector<Place>& places) {
-  std::string options, commands;
-  for (const Place& place : places) {
-    options += fmt::format("      \"{}\") found=({}) ;;\n", place.name, described(option_words(place)));
-    if (!place.commands.empty())
-      commands += fmt::format("      \"{}\") found=({}) ;;\n", place.name, described(place.commands));
-  }
+  const Branches branches = branches_of(places, "found=({})", described);
   return fmt::format(
       R"(#compdef kiln
 _kiln() {{
@@ -150,7 +151,7 @@ _kiln() {{
 }}
 if [[ $funcstack[1] == _kiln ]]; then _kiln "$@"; else compdef _kiln kiln; fi
 )",
-      command_pattern(places), options, commands, value_branches(places, "      \"{}\") found=({}) ;;\n"));
+      branches.commands, branches.options_at, branches.commands_at, branches.values_of);
 }
 
 std::string fish_script(const std::vector<Place>& places) {
@@ -164,7 +165,7 @@ std::string fish_script(const std::vector<Place>& places) {
     for (const Word& word : place.commands)
       rules += fmt::format("{} -f -a {} -d {}\n", rule, word.text, quoted(word.help));
     for (const CLI::Option* option : place.options) {
-      const std::string values = named_values(*option);
+      const std::string values = joined(named_values(*option));
       const std::string takes = !values.empty()        ? " -x -a " + quoted(values)
                                 : takes_value(*option) ? std::string(" -r")
                                                        : std::string();

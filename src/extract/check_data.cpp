@@ -1,6 +1,7 @@
 #include "extract/check_data.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <map>
 #include <optional>

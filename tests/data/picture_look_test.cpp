@@ -111,7 +111,8 @@ TEST(PictureLook, PlainPicturesLookLikeNoOther) {
 }
 
 TEST(PictureLook, ThinPicturesHaveALook) {
-  for (const auto& [height, width] : {std::pair<int64_t, int64_t>{1, 5000}, {3000, 2}, {1, 1}})
+  const std::vector<std::pair<int64_t, int64_t>> sizes = {{1, 5000}, {3000, 2}, {1, 1}};
+  for (const auto& [height, width] : sizes)
     EXPECT_THAT(seen(test::make_picture(height, width)).sharpness, AllOf(Ge(0), Le(1e7)));
 }
 
