@@ -4,6 +4,7 @@
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
+#include "cli/extract_options.h"
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/rendezvous.h"
 
@@ -27,19 +28,43 @@ void add_text_options(CLI::App& command, TextExtractOptions& text) {
       "--text-encoder-memory", text.memory,
       "Device memory that encoding captions may take, on a CPU the memory of the whole process (3G; default: "
       "what is free); an encoder that does not fit is read segment by segment while it computes");
-  command
-      .add_option("--captions", text.captions.sources,
-                  "Where captions come from: data (metadata.jsonl, .txt, .json, data_info.json) | png-text | "
-                  "file-names, or several with commas")
-      ->capture_default_str();
-  command.add_option("--caption-prefix", text.captions.prefix, "Text before every caption");
-  command.add_option("--caption-suffix", text.captions.suffix, "Text after every caption");
-  command.add_option(
-      "--caption-instruction", text.captions.instruction,
-      "Text or file; Gemma sees it before every caption, and its own rows are not kept, as in Sana");
+  add_caption_options(command, text.captions);
 }
 
 }  // namespace
+
+void add_size_options(CLI::App& command, ExtractOptions& options) {
+  command.add_option("--image-size", options.image_size,
+                     "Side of the centre crop in pixels, or base of --buckets pixart");
+  command.add_option("--buckets", options.buckets,
+                     "Bring pictures to the bucket with the nearest aspect ratio: pixart (the published "
+                     "table of --image-size 256, 512, 1024, 2048 or 2880) or sizes HxW,HxW,...");
+  command
+      .add_option("--bucket-min", options.bucket_min,
+                  "Merge buckets of fewer pictures into the nearest other one")
+      ->capture_default_str();
+  command
+      .add_option("--exif-orientation", options.exif_orientation,
+                  "apply: turn pictures as their EXIF tag says; ignore: take them as stored")
+      ->capture_default_str();
+  command.add_flag(
+      "--enlarge", options.enlarge,
+      "Enlarge images smaller than --image-size or their bucket, as DiT and PixArt do, instead of "
+      "skipping them");
+}
+
+void add_caption_options(CLI::App& command, CaptionOptions& captions) {
+  command
+      .add_option("--captions", captions.sources,
+                  "Where captions come from: data (metadata.jsonl, .txt, .json, data_info.json) | png-text | "
+                  "file-names, or several with commas")
+      ->capture_default_str();
+  command.add_option("--caption-prefix", captions.prefix, "Text before every caption");
+  command.add_option("--caption-suffix", captions.suffix, "Text after every caption");
+  command.add_option(
+      "--caption-instruction", captions.instruction,
+      "Text or file; Gemma sees it before every caption, and its own rows are not kept, as in Sana");
+}
 
 void add_extract_command(CLI::App& app) {
   auto* command = app.add_subcommand("extract", "Make a feature store from images");
@@ -52,27 +77,11 @@ void add_extract_command(CLI::App& app) {
   command->add_option("--autoencoder", options->autoencoder,
                       "diffusers AutoencoderKL folder or weights file, or: pixels (none); without this "
                       "option, text is added to the store at --out");
-  command->add_option("--image-size", options->image_size,
-                      "Side of the centre crop in pixels, or base of --buckets pixart");
-  command->add_option("--buckets", options->buckets,
-                      "Bring pictures to the bucket with the nearest aspect ratio: pixart (the published "
-                      "table of --image-size 256, 512, 1024, 2048 or 2880) or sizes HxW,HxW,...");
-  command
-      ->add_option("--bucket-min", options->bucket_min,
-                   "Merge buckets of fewer pictures into the nearest other one")
-      ->capture_default_str();
-  command
-      ->add_option("--exif-orientation", options->exif_orientation,
-                   "apply: turn pictures as their EXIF tag says; ignore: take them as stored")
-      ->capture_default_str();
+  add_size_options(*command, *options);
   command->add_option("--out", options->out, "Folder of the store; an interrupted extraction continues")
       ->required();
   command->add_option("--flip", options->flip, "both: store each image as it is and mirrored; none: as it is")
       ->capture_default_str();
-  command->add_flag(
-      "--enlarge", options->enlarge,
-      "Enlarge images smaller than --image-size or their bucket, as DiT and PixArt do, instead of "
-      "skipping them");
   command->add_flag(
       "--append", options->append,
       "Add the pictures of --data that the store at --out lacks, or, without --autoencoder, the captions of "

@@ -64,26 +64,47 @@ std::string fetch_own_file(const PublishedWeights& row, const DownloadOptions& o
   return path.string();
 }
 
+// Returns the folder of the snapshot.
 std::string fetch_repository(const PublishedWeights& row, const DownloadOptions& options) {
   HubRequest request{.repository = row.repository, .files = row.files, .offline = true, .name = row.name};
-  std::string snapshot;
   try {
-    snapshot = fetch_from_hub(request);  // throws if it is not in the cache
+    return fetch_from_hub(request);  // throws if it is not in the cache
   } catch (const Error&) {
     if (options.offline) throw;
     fmt::print(stderr, "kiln download: {} ({}) from the repository {}\n", row.name, row.licence,
                row.repository);
     request.offline = false;
-    snapshot = fetch_from_hub(request);
+    return fetch_from_hub(request);
   }
-  return (fs::path(snapshot) / row.result).string();
+}
+
+int64_t bytes_at(const fs::path& path) {
+  if (!fs::is_directory(path)) return static_cast<int64_t>(fs::file_size(path));
+  int64_t sum = 0;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path))
+    if (entry.is_regular_file()) sum += static_cast<int64_t>(entry.file_size());
+  return sum;
 }
 
 }  // namespace
 
 std::string download_weights(const std::string& name, const DownloadOptions& options) {
   const PublishedWeights& row = find_published_weights(name);
-  return row.url ? fetch_own_file(row, options) : fetch_repository(row, options);
+  return row.url ? fetch_own_file(row, options)
+                 : (fs::path(fetch_repository(row, options)) / row.result).string();
+}
+
+int64_t fetched_bytes(const PublishedWeights& row) {
+  const DownloadOptions fetch_nothing{.offline = true, .mirrors = {}};
+  try {
+    if (row.url) return bytes_at(fetch_own_file(row, fetch_nothing));
+    const fs::path snapshot = fetch_repository(row, fetch_nothing);
+    int64_t sum = 0;
+    for (const std::string& file : row.files) sum += bytes_at(snapshot / file);
+    return sum;
+  } catch (const Error&) {
+    return 0;
+  }
 }
 
 void list_published_weights() {

@@ -112,8 +112,7 @@ void PictureLanes::describe(const BucketAssignment& assignment, bool is_first) {
   for (const int64_t index : assignment.too_small) {
     const PictureSize& size = sizes_[static_cast<size_t>(index)];
     const std::string& name = dataset_.records()[static_cast<size_t>(index)].name;
-    const std::string why =
-        fmt::format("{} is too small: {} x {}, its bucket would enlarge it", name, size.width, size.height);
+    const std::string why = not_covering_text(name, size);
     if (options_.strict) fail("extract", "{} (--strict)", why);
     if (is_first) skipped_.push_back({.name = name, .why = why});
   }

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/error.h"
+#include "data/images/color_note.h"
 #include "data/images/image_header.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
@@ -10,7 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     const auto bytes = std::as_bytes(std::span(data, size));
     int orientation = 1;
     try {
-      orientation = kiln::read_image_header(kiln::bytes_in_memory(bytes), "fuzz").orientation;
+      const kiln::ImageHeader header = kiln::read_image_header(kiln::bytes_in_memory(bytes), "fuzz");
+      orientation = header.orientation;
+      kiln::color_note(bytes, header.format);
     } catch (const kiln::Error&) {  // the decoder may make something of it
     }
     const kiln::Image image = kiln::upright(kiln::decode_image(bytes, "fuzz", kMaxPixels), orientation);

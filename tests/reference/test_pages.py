@@ -47,7 +47,7 @@ def test_options_of_commands_exist():
     options = {}
     for page in PAGES:
         text = page.read_text().replace("\\\n", " ")
-        for command, arguments in re.findall(r"(?:^|[`\s(])kiln ([a-z]+)\b([^`|#\n]*)", text, re.MULTILINE):
+        for command, arguments in re.findall(r"(?:^|[`\s(])kiln ([a-z]+(?:-[a-z]+)*)\b([^`|#\n]*)", text, re.MULTILINE):
             named = re.findall(r"(?<![\w-])--[a-z][\w-]*", arguments)
             if named and command not in options:
                 shown = succeed(command, "--help", "all")

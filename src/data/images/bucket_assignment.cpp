@@ -77,6 +77,10 @@ BucketAssignment assign_buckets(const std::vector<Bucket>& table, const std::vec
   return assignment;
 }
 
+std::string not_covering_text(const std::string& name, const PictureSize& size) {
+  return fmt::format("{} is too small: {} x {}, its bucket would enlarge it", name, size.width, size.height);
+}
+
 std::string assignment_text(const BucketAssignment& assignment) {
   const auto total = static_cast<double>(assignment.num_pictures());
   std::string text = fmt::format("{:>11}  {:>5}  {:>10}  {:>7}\n", "bucket", "ratio", "pictures", "share");

@@ -36,6 +36,9 @@ struct BucketAssignment {
 BucketAssignment assign_buckets(const std::vector<Bucket>& table, const std::vector<PictureSize>& sizes,
                                 int64_t least, bool enlarge);
 
+// Returns the message that a picture does not cover its bucket.
+std::string not_covering_text(const std::string& name, const PictureSize& size);
+
 // Returns a table with a line for each bucket that holds pictures, then a line about the buckets that joined
 // others and one about the empty ones.
 std::string assignment_text(const BucketAssignment& assignment);

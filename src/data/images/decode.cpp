@@ -37,10 +37,11 @@ bool starts_with(std::span<const uint8_t> bytes, std::string_view magic, size_t 
 
 }  // namespace
 
-Image decode_image(std::span<const std::byte> bytes, const std::string& name, int64_t max_pixels) {
+Image decode_image(std::span<const std::byte> bytes, const std::string& name, int64_t max_pixels,
+                   int jpeg_shrink) {
   const std::span<const uint8_t> data(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   try {
-    if (starts_with(data, "\xff\xd8\xff")) return codecs::decode_jpeg(data, max_pixels);
+    if (starts_with(data, "\xff\xd8\xff")) return codecs::decode_jpeg(data, max_pixels, jpeg_shrink);
     if (starts_with(data, "\x89PNG\r\n\x1a\n")) return codecs::decode_png(data, max_pixels);
     if (starts_with(data, "RIFF") && starts_with(data, "WEBP", 8))
       return codecs::decode_webp(data, max_pixels);

@@ -83,7 +83,8 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
-  bool read_header() {
+  // `shrink`: 1, 2, 4 or 8, by which the decoder divides the sides.
+  bool read_header(int shrink) {
     if (setjmp(errors_.jump)) return false;
     jpeg_create_decompress(&info_);
     info_.src = &source_;
@@ -102,10 +103,12 @@ class Decoder {
       default:
         leave(reinterpret_cast<j_common_ptr>(&info_), "its colour space is unknown");
     }
+    info_.scale_denom = static_cast<unsigned>(shrink);
+    jpeg_calc_output_dimensions(&info_);
     return true;
   }
 
-  // `row`: scratch of width * 4 bytes for CMYK.
+  // `row`: scratch of width() * 4 bytes for CMYK.
   bool read_pixels(uint8_t* rgb, uint8_t* row) {
     if (setjmp(errors_.jump)) return false;
     jpeg_start_decompress(&info_);
@@ -119,8 +122,9 @@ class Decoder {
     return true;
   }
 
-  int64_t height() const { return info_.image_height; }
-  int64_t width() const { return info_.image_width; }
+  int64_t height() const { return info_.output_height; }
+  int64_t width() const { return info_.output_width; }
+  void check(int64_t max_pixels) const { check_size(info_.image_height, info_.image_width, max_pixels); }
   const char* message() const { return errors_.message; }
 
  private:
@@ -134,10 +138,10 @@ class Decoder {
 
 }  // namespace
 
-Image decode_jpeg(std::span<const uint8_t> bytes, int64_t max_pixels) {
+Image decode_jpeg(std::span<const uint8_t> bytes, int64_t max_pixels, int shrink) {
   Decoder decoder(bytes);
-  if (!decoder.read_header()) throw DecodeError(decoder.message());
-  check_size(decoder.height(), decoder.width(), max_pixels);
+  if (!decoder.read_header(shrink)) throw DecodeError(decoder.message());
+  decoder.check(max_pixels);
   Image image{decoder.height(), decoder.width(),
               std::vector<uint8_t>(decoder.height() * decoder.width() * 3)};
   std::vector<uint8_t> row(decoder.width() * 4);

@@ -20,7 +20,8 @@ class DecodeError : public std::runtime_error {
 // Throws DecodeError for an empty image or one over the limit.
 void check_size(int64_t height, int64_t width, int64_t max_pixels);
 
-Image decode_jpeg(std::span<const uint8_t> bytes, int64_t max_pixels);
+// `shrink`: 1, 2, 4 or 8 divides the sides, rounding up.
+Image decode_jpeg(std::span<const uint8_t> bytes, int64_t max_pixels, int shrink = 1);
 Image decode_png(std::span<const uint8_t> bytes, int64_t max_pixels);
 Image decode_webp(std::span<const uint8_t> bytes, int64_t max_pixels);
 

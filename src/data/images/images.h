@@ -20,9 +20,10 @@ inline constexpr int64_t kMaxImagePixels = int64_t{1} << 28;
 // palette, 16-bit and CMYK become 8-bit RGB. Orientation tags are not applied (as in DiT's and ADM's
 // pipelines). The pixels are those of Pillow's convert("RGB"), except for alpha (which Pillow drops) and
 // 16-bit grey (which Pillow clips). Throws Error naming `name`: not an image, truncated, corrupt, more than
-// `max_pixels`.
+// `max_pixels`. `jpeg_shrink`: 1, 2, 4 or 8 divides the sides of a JPEG, rounding up, which is faster; the
+// same files are refused.
 Image decode_image(std::span<const std::byte> bytes, const std::string& name,
-                   int64_t max_pixels = kMaxImagePixels);
+                   int64_t max_pixels = kMaxImagePixels, int jpeg_shrink = 1);
 Image read_image(const std::string& path);
 
 // Crops as center_crop_arr of DiT and ADM does with PIL: halves with a box filter while the short side is at
