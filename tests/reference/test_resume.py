@@ -12,6 +12,7 @@ import subprocess
 import pytest
 from conftest import FULL, program, run_command
 from interruptions import until_interrupted, wait_while_running
+from safetensors.torch import load_file
 
 MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 7]
 OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 6, "--micro-batch", 4, "--lr", 1e-3, "--threads", 1,
@@ -183,6 +184,39 @@ def test_contrastive_flow_matching_is_for_flows(tmp_path):
     result = train(tmp_path, 2, "--objective", "iddpm", "--contrastive-weight", 0.05)
     assert result.returncode != 0 and "--contrastive-weight has no effect with --objective iddpm" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+ALIGNED = ("--align-weight", 0.5)
+
+
+def test_a_run_with_a_projector_goes_on_in_the_same_bits(tmp_path):
+    """Its weights resume from a file of their own; nothing that is made of the run has them."""
+    for name, steps in (("whole", [9]), ("cut", [4, 9])):
+        (tmp_path / name).mkdir()
+        for last in steps:
+            assert train(tmp_path / name, last, *ALIGNED).returncode == 0
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    last = "checkpoints/step-00000009"
+    assert checkpoint(cut, 9) == checkpoint(whole, 9) and losses(cut) == losses(whole)
+    assert (cut / last / "head.safetensors").read_bytes() == (whole / last / "head.safetensors").read_bytes()
+    terms = [line["loss_by_term"] for line in log_lines(whole)]
+    assert all(abs(of_step["mse"] + of_step["vb"] + 0.5 * of_step["align"] - line[2]) < 1e-5
+               for of_step, line in zip(terms, losses(whole), strict=True))
+    (ranks := tmp_path / "ranks").mkdir()
+    assert train(ranks, 9, *ALIGNED, "--nproc", 3, "--micro-batch", 1, "--zero-stage", 3).returncode == 0
+    for one, three in zip(losses(whole), losses(ranks), strict=True):
+        assert math.isclose(one[2], three[2], rel_tol=1e-4), one[0]
+
+    head = set(load_file(whole / last / "head.safetensors"))
+    assert head == {f"projector.{layer}.{kind}" for layer in (0, 2, 4) for kind in ("weight", "bias")}
+    for name in ("model.safetensors", "ema.safetensors", "ema-0.5.safetensors"):
+        assert not any("projector" in key for key in load_file(whole / last / name)), name
+    converted = tmp_path / "converted.safetensors"
+    result = run_command([program("kiln"), "convert", "--in", str(whole), "--out", str(converted)])
+    assert result.returncode == 0, result.stderr
+    assert not any("projector" in key for key in load_file(converted))
+    changed = train(whole, 12, "--align-weight", 0.25)
+    assert changed.returncode != 0 and "--align-weight (0.5 -> 0.25)" in changed.stderr
 
 
 def test_changed_options_are_refused_by_name(uninterrupted):
