@@ -4,9 +4,11 @@
 #include <stdexcept>
 #include <unordered_set>
 
+#include "core/allocations.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/op_recorder.h"
+#include "step/span_recorder.h"
 
 namespace kiln {
 
