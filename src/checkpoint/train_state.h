@@ -37,6 +37,7 @@ std::string checkpoint_name(int64_t step);
 // Returns nothing for other names.
 std::optional<int64_t> step_of_checkpoint(const std::string& name);
 inline constexpr const char* kModelFile = "model.safetensors";
+inline constexpr const char* kHeadFile = "head.safetensors";  // of a loss with weights of its own
 // One file for any number of ranks.
 inline constexpr const char* kOptimizerFile = "train_state-00000-of-00001.safetensors";
 // "ema.safetensors" for the first decay, "ema-<decay>.safetensors" for further ones.

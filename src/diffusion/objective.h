@@ -9,6 +9,8 @@
 
 namespace kiln {
 
+class Segment;
+
 struct NoisedBatch {
   at::Tensor x_t;        // (B, C, H, W) f32
   at::Tensor model_t;    // (B) f32, the timestep given to the model
@@ -48,6 +50,9 @@ class Objective {
   // Returns the segments whose hidden output the loss takes besides the prediction, as indices into
   // Denoiser::segments().
   virtual std::vector<size_t> taps() const { return {}; }
+  // Returns the network with weights of its own that the loss runs where it has its taps, or null. The
+  // weights train and resume with the model's. They have no average and are in no weights file of the model.
+  virtual const Segment* head() const { return nullptr; }
 };
 
 // config: {"type": "iddpm" | "ddpm" | "flow", ...}. docs/objectives.md lists the keys of each type. Throws

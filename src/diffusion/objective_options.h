@@ -59,6 +59,8 @@ struct ObjectiveOptions {
   double beta_start = 0.0001, beta_end = 0.02;
   bool zero_terminal_snr = false;  // the last timestep is pure noise (Lin et al. 2024); not for epsilon
   double snr_gamma = 0;            // min-SNR weighting; 0: off
+  // For every objective. Weight of the alignment of a block's tokens with the clean picture; 0: off.
+  double align_weight = 0;
   // For every objective, as diffusers' training scripts define them: noise that all pixels of a channel
   // share, and extra noise in x_t that is not predicted.
   double offset_noise = 0, input_perturbation = 0;

@@ -115,6 +115,12 @@ struct ImageExtent {
   double text_rows = 0;           // of its caption, or the mean of several captions
 };
 
+// What the segments of a transformer put out, from the first to the last but one: State::hidden is a token
+// (B, N, width) for each patch of x_t, row by row.
+struct TokenShape {
+  int64_t width = 0, patch_size = 0;  // width 0: the segments put out something else
+};
+
 // The facts of a denoiser that the trainer and the sampler need, whichever model it is.
 struct DenoiserShape {
   int64_t in_channels = 0;    // C of x_t
@@ -123,6 +129,7 @@ struct DenoiserShape {
   int64_t size_multiple = 0;  // sides may be any multiple of this; 0: only input_size fits
   ConditioningShape conditioning{};
   int64_t guided_channels = 0;  // guidance changes so many first channels by the published model's convention
+  TokenShape tokens{};
 
   bool predicts_sigma() const { return out_channels > in_channels; }
   // Returns the extent of an image of the model's own size with the longest caption.

@@ -173,6 +173,9 @@ void visit_options(Options& o, Visitor&& visitor) {
         "v_prediction, x_0: scale the schedule so that the last timestep is pure noise");
   visit("snr-gamma", o.objective.snr_gamma, kRefuse,
         "epsilon, v_prediction, x_0: min-SNR weighting (0: off)");
+  visit("align-weight", o.objective.align_weight, kRefuse,
+        "Weight of the alignment of a block's tokens with the clean picture, through a small network that "
+        "trains with the model and is in none of its files (0: off)");
   visit("offset-noise", o.objective.offset_noise, kRefuse,
         "Add this much noise that is the same all over a channel of a sample (0: none; diffusers' "
         "--noise_offset)");

@@ -87,6 +87,7 @@ void validate_numbers(const TrainOptions& o) {
   for (const auto& [option, value] : {std::pair{"max-minutes", o.max_minutes},
                                       {"epochs", o.epochs},
                                       {"position-scale", o.model.position_scale},
+                                      {"align-weight", o.objective.align_weight},
                                       {"offset-noise", o.objective.offset_noise},
                                       {"input-perturbation", o.objective.input_perturbation},
                                       {"lora-alpha", o.lora.alpha},

@@ -74,7 +74,7 @@ void for_each_unit(TrainingState& state, const std::function<void(FlatUnit&, siz
   state.zero->finish_gathers();
   for (size_t s = 0; s < state.segments.size(); ++s) {
     FlatUnit& unit = state.segments[s].unit;
-    if (unit.layout().size == 0) continue;
+    if (unit.layout().size == 0 || state.segments[s].is_head) continue;
     change(unit, s);
     state.zero->publish(s);
   }

@@ -46,7 +46,7 @@ void RankWork::observe(StepObserver* observer) {
 void RankWork::gather(size_t segment, int direction) {
   const CallScope call(observer_, {.kind = Kind::kGather, .segment = segment, .direction = direction});
   if (state_.zero->idle()) return;
-  const PhaseScope phase(observer_, StepPhase::kCommunication, static_cast<int64_t>(segment));
+  const PhaseScope phase(observer_, StepPhase::kCommunication, state_.segment_of(segment));
   state_.zero->gather(segment, direction);
 }
 
@@ -67,7 +67,7 @@ void RankWork::reduce(size_t segment, bool first_micro_step, bool last_micro_ste
                                    .first_micro_step = first_micro_step,
                                    .last_micro_step = last_micro_step});
   if (state_.zero->idle()) return;
-  const PhaseScope phase(observer_, StepPhase::kCommunication, static_cast<int64_t>(segment));
+  const PhaseScope phase(observer_, StepPhase::kCommunication, state_.segment_of(segment));
   const at::NoGradGuard no_grad;
   state_.zero->reduce(segment, first_micro_step, last_micro_step);
 }

@@ -98,13 +98,16 @@ void Taps::keep(size_t segment, const State& output) {
     if (segments_[i] == segment) kept_[i] = output.hidden.detach().set_requires_grad(true);
 }
 
-std::vector<at::Tensor> Taps::prediction_grad(const at::Tensor& scalar, const at::Tensor& prediction) {
+SegmentGradients Taps::loss_gradients(const at::Tensor& scalar, const at::Tensor& prediction,
+                                      const ParameterList& of_head) {
   std::vector<at::Tensor> leaves = {prediction};
   leaves.insert(leaves.end(), kept_.begin(), kept_.end());
+  for (const auto& parameter : of_head) leaves.push_back(parameter->value);
   std::vector<at::Tensor> grads = torch::autograd::grad({scalar}, leaves);
-  kept_.assign(std::make_move_iterator(grads.begin() + 1), std::make_move_iterator(grads.end()));
-  grads.resize(1);
-  return grads;
+  const auto first_kept = std::make_move_iterator(grads.begin() + 1);
+  const auto first_weight = first_kept + std::ssize(kept_);
+  kept_.assign(first_kept, first_weight);
+  return {.weights = {first_weight, std::make_move_iterator(grads.end())}, .inputs = {grads.front()}};
 }
 
 void Taps::add_gradient(size_t segment, std::vector<at::Tensor>& output_grads) {

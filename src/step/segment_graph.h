@@ -39,6 +39,11 @@ class SkipGradients {
 using Edges = std::vector<torch::autograd::Edge>;
 Edges edges_of(State& state);
 
+struct SegmentGradients {
+  std::vector<at::Tensor> weights;  // one per parameter
+  std::vector<at::Tensor> inputs;   // one per tensor of the input, in State's order
+};
+
 // Carries hidden outputs of segments to a loss that takes them, and their gradients back.
 class Taps {
  public:
@@ -47,9 +52,10 @@ class Taps {
   // Keeps the hidden output of a segment that is tapped, cut from its graph.
   void keep(size_t segment, const State& output);
   const std::vector<at::Tensor>& kept() const { return kept_; }
-  // Returns the gradient of a scalar by the prediction, as a list of one entry: the output gradients of the
-  // last segment. Keeps the scalar's gradients by the kept outputs in place of these.
-  std::vector<at::Tensor> prediction_grad(const at::Tensor& scalar, const at::Tensor& prediction);
+  // Returns the gradients of a scalar by the weights of a loss's head and, as the one input, by the
+  // prediction. Keeps the scalar's gradients by the kept outputs in place of these.
+  SegmentGradients loss_gradients(const at::Tensor& scalar, const at::Tensor& prediction,
+                                  const ParameterList& of_head);
   // Adds the kept gradient of a segment that is tapped to the first of its output gradients, that of
   // `hidden`.
   void add_gradient(size_t segment, std::vector<at::Tensor>& output_grads);
@@ -59,10 +65,6 @@ class Taps {
   std::vector<at::Tensor> kept_;  // one for each of the segments
 };
 
-struct SegmentGradients {
-  std::vector<at::Tensor> weights;  // one per parameter
-  std::vector<at::Tensor> inputs;   // one per tensor of the input, in State's order
-};
 // Computes the gradients of a segment's `parameters` and `input` from those of its outputs, in State's order.
 // An entry is undefined where there is no gradient or none is asked for. Frees the graph with its
 // activations, the input and `output_grads`.

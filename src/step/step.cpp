@@ -35,9 +35,13 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
   if (options_.memory.size() != num_segments)
     fail("step", "expected a memory choice for each of {} segments, got {}", num_segments,
          options_.memory.size());
-  for (const size_t tap : objective.taps())
+  for (const size_t tap : objective.taps()) {
     if (tap >= num_segments)
       fail("step", "expected a loss that taps one of {} segments, got {}", num_segments, tap);
+    // The loss keeps this output on the device, so that moving it to the host would free nothing.
+    if (tap + 1 < num_segments && options_.memory[tap + 1].activations == Activations::kOffload)
+      options_.memory[tap + 1].activations = Activations::kRecompute;
+  }
   if (state_.placement.has_host) offload_.emplace(options_.device, num_segments);
   if (!options_.graphs) return;
   const auto work = [this](const WalkInput& input) {
@@ -145,7 +149,10 @@ void TrainStep::accumulate_gradients(const MicroStep& micro, SampleLosses& losse
   Walk walk = begin_walk(micro);
   State last = forward(walk);
   if (micro.last) rank_.read_ahead();
+  const std::optional<size_t> head = state_.head();
+  if (head) rank_.gather(*head, 1);
   std::vector<at::Tensor> grads = prediction_grad(std::exchange(last, {}).hidden, walk, losses);
+  if (head) rank_.reduce(*head, micro.first, micro.last);
   backward(walk, std::move(grads));
 }
 
@@ -209,7 +216,8 @@ State TrainStep::forward(Walk& walk) {
   return state;
 }
 
-// Adds the loss of a micro-batch to `losses`. Returns its gradient, scaled for the global batch.
+// Adds the loss of a micro-batch to `losses`, and the gradients of a head's weights to the flat buffer.
+// Returns the gradient by the prediction, scaled for the global batch.
 std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, Walk& walk, SampleLosses& losses) {
   const PhaseScope phase(observer_, StepPhase::kLoss);
   at::AutoGradMode with_graph(true);
@@ -224,7 +232,14 @@ std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, Walk& walk
   if (!micro.is_filler) losses.add(loss);
   const double scale =
       micro.is_filler ? 0 : state_.loss_scaler.scale() / static_cast<double>(micro.global_batch);
-  return walk.taps.prediction_grad(loss.loss.sum() * scale, prediction);
+  const at::Tensor scalar = loss.loss.sum() * scale;
+  const std::optional<size_t> head = state_.head();
+  if (!head) return walk.taps.loss_gradients(scalar, prediction, /*of_head=*/{}).inputs;
+  const bool adds = begin_gradients(*head, micro.first);
+  SegmentGradients found = walk.taps.loss_gradients(scalar, prediction, state_.segments[*head].parameters);
+  keep_gradients(*head, found.weights, adds);
+  rank_.release(*head);
+  return std::move(found.inputs);
 }
 
 // `grads` belong to the last segment's outputs. Stops where no earlier segment is trained.
@@ -263,26 +278,40 @@ void TrainStep::backward_segment(Walk& walk, size_t segment, std::vector<at::Ten
   const TrainingState::SegmentWeights& weights = state_.segments[segment];
   const SkipUse skips = denoiser_.segments()[segment]->skips();
   walk.skip_grads.append_pushed(grads, skips.pushes);
-  const bool adds = rank_.begin_gradients(segment, walk.micro.first);
-  for (size_t i = 0; i < weights.parameters.size(); ++i)
-    ops::lend_gradient_memory(weights.parameters[i]->value, adds ? at::Tensor() : weights.grad_views[i]);
+  const bool adds = begin_gradients(segment, walk.micro.first);
   SegmentGradients found = backward_through(std::exchange(walk.outputs[segment], {}), std::move(grads),
                                             weights.parameters, std::exchange(walk.inputs[segment], {}));
-  at::NoGradGuard no_grad;
-  for (size_t i = 0; i < found.weights.size(); ++i) {
-    at::Tensor flat = weights.grad_views[i];
-    ops::lend_gradient_memory(weights.parameters[i]->value, {});
-    if (found.weights[i].is_same(flat)) continue;
-    if (!found.weights[i].defined()) {
-      if (!adds) flat.zero_();
-    } else if (adds) {
-      ops::mixed_add_(flat, found.weights[i]);
-    } else {
-      flat.copy_(found.weights[i]);
-    }
-  }
+  keep_gradients(segment, found.weights, adds);
   grads = std::move(found.inputs);
   walk.skip_grads.take_popped(grads, skips.pops);
+}
+
+// Lends a unit's flat gradients to the backward that follows. Returns true if they hold those of earlier
+// micro-steps, to be added to.
+bool TrainStep::begin_gradients(size_t unit, bool first_micro_step) {
+  const TrainingState::SegmentWeights& weights = state_.segments[unit];
+  const bool adds = rank_.begin_gradients(unit, first_micro_step);
+  for (size_t i = 0; i < weights.parameters.size(); ++i)
+    ops::lend_gradient_memory(weights.parameters[i]->value, adds ? at::Tensor() : weights.grad_views[i]);
+  return adds;
+}
+
+// Brings the gradients that a backward has found, one per parameter, into the unit's flat buffer.
+void TrainStep::keep_gradients(size_t unit, const std::vector<at::Tensor>& found, bool adds) {
+  const TrainingState::SegmentWeights& weights = state_.segments[unit];
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < found.size(); ++i) {
+    at::Tensor flat = weights.grad_views[i];
+    ops::lend_gradient_memory(weights.parameters[i]->value, {});
+    if (found[i].is_same(flat)) continue;
+    if (!found[i].defined()) {
+      if (!adds) flat.zero_();
+    } else if (adds) {
+      ops::mixed_add_(flat, found[i]);
+    } else {
+      flat.copy_(found[i]);
+    }
+  }
 }
 
 // Returns the losses and the gradient norm over all ranks, on the device.

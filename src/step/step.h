@@ -86,6 +86,8 @@ class TrainStep {
   void backward(Walk& walk, std::vector<at::Tensor> grads);
   void run_again(Walk& walk, size_t segment);
   void backward_segment(Walk& walk, size_t segment, std::vector<at::Tensor>& grads);
+  bool begin_gradients(size_t unit, bool first_micro_step);
+  void keep_gradients(size_t unit, const std::vector<at::Tensor>& found, bool adds);
   at::Tensor measured_by_all(const SampleLosses& losses, const StepBatch& batch, const RankSignals& signals);
   MicroStep next_micro_step(const StepBatch& batch, int64_t index, int64_t count) const;
   bool keeps(size_t segment) const { return options_.memory[segment].activations == Activations::kKeep; }

@@ -55,7 +55,7 @@ void StepUpdate::bring_state(size_t segment) {
   if (state_.placement.optimizer == Placement::kDevice || segment >= state_.segments.size()) return;
   const FlatUnit& unit = state_.segments[segment].unit;
   if (unit.layout().size == 0) return;
-  const PhaseScope phase(observer_, StepPhase::kOffload, static_cast<int64_t>(segment));
+  const PhaseScope phase(observer_, StepPhase::kOffload, state_.segment_of(segment));
   unit.prefetch_state();
   if (exchange_) exchange_->fetch(unit.grad_shard);
 }
@@ -66,7 +66,7 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
   const StatePlacement& placement = unit.placement();
   const bool on_host = placement.updates_on_host(), crosses = on_host != placement.gathers_from_host();
   std::optional<PhaseScope> phase;
-  if (!placement.is_on_device()) phase.emplace(observer_, StepPhase::kOffload, static_cast<int64_t>(s));
+  if (!placement.is_on_device()) phase.emplace(observer_, StepPhase::kOffload, state_.segment_of(s));
   StateLease state = unit.lease(Access::kWrite);
   WeightLease home = unit.lease_weights(Access::kOverwrite);
   OptimizerSlice slice{.master = state.master,
@@ -84,7 +84,7 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
                        : on_host ? exchange_->weights(unit.shard_size())
                                  : at::empty({unit.shard_size()}, unit.compute_weights.options());
 
-  phase.emplace(observer_, StepPhase::kOptimizer, static_cast<int64_t>(s));
+  phase.emplace(observer_, StepPhase::kOptimizer, state_.segment_of(s));
   for (size_t i = 0; i < state.emas.size(); ++i)
     slice.emas.push_back({state.emas[i], ema_decay_at(ema_schedule_, state_.ema_decays[i], step.update)});
   const bool casts = weights.scalar_type() != state.master.scalar_type();

@@ -61,14 +61,17 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
       placement(options.offload.on(has_host_behind(options.device))) {
   std::vector<FlatLayout> layouts;
   std::vector<FlatUnitOptions> units_options;
-  for (const auto& segment : denoiser.segments()) {
-    const FlatLayout& layout = layouts.emplace_back(layout_of(*segment, optimizer.alignment()));
+  std::vector<const Segment*> networks;
+  for (const auto& segment : denoiser.segments()) networks.push_back(segment.get());
+  if (options.head) networks.push_back(options.head);
+  for (const Segment* network : networks) {
+    const FlatLayout& layout = layouts.emplace_back(layout_of(*network, optimizer.alignment()));
     units_options.push_back({.device = options.device,
                              .compute_dtype = options.compute_dtype,
                              .grad_dtype = options.grad_dtype,
                              .master_dtype = options.master_dtype,
                              .moments = optimizer.state(layout),
-                             .num_emas = static_cast<int64_t>(options.ema_decays.size()),
+                             .num_emas = network == options.head ? 0 : std::ssize(options.ema_decays),
                              .sharding = zero->sharding_of(layout.size),
                              .placement = placement,
                              .nvme_unit = units_options.size()});
@@ -76,11 +79,12 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
   if (placement.uses_disk())
     agree(*options.group, "the space on --nvme-path",
           [&] { nvme = make_nvme_state(*zero, layouts, units_options, options.offload.nvme); });
-  for (const auto& segment : denoiser.segments()) {
+  for (const Segment* network : networks) {
     FlatUnitOptions& unit_options = units_options[segments.size()];
     unit_options.nvme = nvme;
-    segments.push_back(flatten(*segment, layouts[segments.size()], unit_options, options));
-    for (const auto& parameter : segment->parameters()) {
+    segments.push_back(flatten(*network, layouts[segments.size()], unit_options, options));
+    segments.back().is_head = network == options.head;
+    for (const auto& parameter : network->parameters()) {
       if (parameter->trainable) continue;
       parameter->value = first_value_of(*parameter, options);
       if (parameter->frozen) parameter->value = frozen_value(parameter->value, options.compute_dtype);
@@ -90,12 +94,17 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
   std::vector<FlatUnit*> units;
   units.reserve(segments.size());
   for (SegmentWeights& weights : segments) units.push_back(&weights.unit);
-  zero->manage(units);
+  zero->manage(units, /*num_apart=*/options.head ? 1 : 0);
   offloaded.disk = nvme ? nvme->disk_bytes() : 0;
   if (!placement.has_host) return;
   if (nvme)
     for (const at::Tensor& buffer : nvme->buffers()) offloaded.host += static_cast<int64_t>(buffer.nbytes());
   for (const FlatUnit* unit : units) offloaded.host += unit->host_bytes();
+}
+
+std::optional<size_t> TrainingState::head() const {
+  if (segments.empty() || !segments.back().is_head) return std::nullopt;
+  return segments.size() - 1;
 }
 
 }  // namespace kiln

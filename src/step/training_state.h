@@ -1,6 +1,7 @@
 // Everything that training moves: one flat unit per segment, the count of updates and the loss scale.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@ namespace kiln {
 
 class Denoiser;
 class Optimizer;
+class Segment;
 struct Parameter;
 
 struct TrainingStateOptions {
@@ -25,8 +27,9 @@ struct TrainingStateOptions {
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // one rank
   ZeroOptions zero{};
   OffloadOptions offload{};
-  // Returns the first value of a weight of the denoiser, in its shape, f32 on the device. Null: weights keep
-  // the values they have.
+  const Segment* head = nullptr;  // Objective::head(), which outlives the state
+  // Returns the first value of a weight of the denoiser or the head, in its shape, f32 on the device. Null:
+  // weights keep the values they have.
   std::function<at::Tensor(const Parameter&)> first_value{};
 };
 
@@ -46,13 +49,19 @@ class TrainingState {
   TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
   TrainingState(const TrainingState&) = delete;
 
+  // Returns the unit of the loss's head, or nothing.
+  std::optional<size_t> head() const;
+  // Returns the index of unit s in Denoiser::segments(), as a StepObserver hears it; -1 for the head.
+  int64_t segment_of(size_t s) const { return segments[s].is_head ? -1 : static_cast<int64_t>(s); }
+
   // The trainable weights of one segment and their place in its unit.
   struct SegmentWeights {
     FlatUnit unit;
     std::vector<std::shared_ptr<Parameter>> parameters;  // slot i of the unit is parameters[i]
     std::vector<at::Tensor> grad_views;                  // slot i of the unit's gradients
+    bool is_head = false;                                // of a loss: no EMAs, and a file of its own
   };
-  std::vector<SegmentWeights> segments;               // as Denoiser::segments()
+  std::vector<SegmentWeights> segments;  // as Denoiser::segments(), then the head if there is one
   std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file, whole
   // The base that adapters change: whole on every rank, one copy in the compute dtype. If there is a base,
   // weights files hold only the adapters.

@@ -45,13 +45,14 @@ int64_t num_left(int64_t keep) { return std::max<int64_t>(keep - 1, 1); }
 std::string moment_key(const std::string& moment, const std::string& key) { return moment + "." + key; }
 
 CheckpointFiles::CheckpointFiles(const TrainingState& state) {
-  std::vector<TensorSpec> masters, averages, moments;
+  std::vector<TensorSpec> masters, averages, moments, of_head;
   for (const auto& segment : state.segments) {
     const FlatLayout& layout = segment.unit.layout();
     for (size_t i = 0; i < layout.slots.size(); ++i) {
       const std::string& key = layout.slots[i].key;
-      masters.push_back({key, from_scalar_type(segment.unit.master_dtype()), layout.slots[i].shape});
-      averages.push_back({key, Dtype::kF32, layout.slots[i].shape});
+      (segment.is_head ? of_head : masters)
+          .push_back({key, from_scalar_type(segment.unit.master_dtype()), layout.slots[i].shape});
+      if (!segment.is_head) averages.push_back({key, Dtype::kF32, layout.slots[i].shape});
       for (const StateBuffer& buffer : segment.unit.moment_buffers())
         if (const StateSlot kept = buffer.slot(layout, i); kept.values > 0)
           moments.push_back({moment_key(buffer.name, key), buffer.dtype, kept.shape});
@@ -63,6 +64,7 @@ CheckpointFiles::CheckpointFiles(const TrainingState& state) {
   add(kModelFile, masters);
   for (size_t e = 0; e < state.ema_decays.size(); ++e) add(ema_file_name(state.ema_decays, e), averages);
   add(kOptimizerFile, moments);
+  if (!of_head.empty()) add(kHeadFile, of_head);
 }
 
 // Tensors are sorted by element size, largest first, then by name. So each tensor is aligned to its elements.
@@ -110,7 +112,7 @@ std::map<std::string, FileChecksum> CheckpointFiles::checksums(const std::vector
 
 void CheckpointFiles::visit(const TrainingState& state, const Visitor& visitor) const {
   const ProcessGroup& group = state.zero->group();
-  const size_t num_emas = state.ema_decays.size(), moments_file = 1 + num_emas;
+  const size_t moments_file = 1 + state.ema_decays.size(), head_file = moments_file + 1;
   for (size_t s = 0; s < state.segments.size(); ++s) {
     const FlatUnit& unit = state.segments[s].unit;
     const StateLease lease = unit.lease(Access::kRead);
@@ -142,9 +144,10 @@ void CheckpointFiles::visit(const TrainingState& state, const Visitor& visitor) 
       for (TensorPart& part : parts) part.begin -= from;
       if (!parts.empty()) visitor(buffer.narrow(0, from, to - from), parts);
     };
-    visit_buffer(lease.master, 0, {.name = {}, .dtype = from_scalar_type(unit.master_dtype())},
-                 /*is_moment=*/false);
-    for (size_t e = 0; e < num_emas; ++e) visit_buffer(lease.emas[e], 1 + e, {}, /*is_moment=*/false);
+    visit_buffer(lease.master, state.segments[s].is_head ? head_file : 0,
+                 {.name = {}, .dtype = from_scalar_type(unit.master_dtype())}, /*is_moment=*/false);
+    for (size_t e = 0; e < lease.emas.size(); ++e)
+      visit_buffer(lease.emas[e], 1 + e, {}, /*is_moment=*/false);
     for (size_t m = 0; m < lease.moments.size(); ++m)
       visit_buffer(lease.moments[m], moments_file, unit.moment_buffers()[m], /*is_moment=*/true);
   }

@@ -52,7 +52,7 @@ class CheckpointFiles {
   };
   void add(const std::string& name, std::vector<TensorSpec> specs);
 
-  std::vector<File> files_;  // model, EMAs, moments
+  std::vector<File> files_;  // model, EMAs, moments, and the head if there is one
 };
 
 struct CheckpointSpace {

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
@@ -40,14 +41,16 @@ void load_state(const std::string& folder, TrainingState& state) {
   std::vector<MappedTensors> emas;
   for (size_t e = 0; e < state.ema_decays.size(); ++e)
     emas.emplace_back(folder + "/" + ema_file_name(state.ema_decays, e));
+  std::optional<MappedTensors> head;
+  if (state.head()) head.emplace(folder + "/" + kHeadFile);
   for (auto& weights : state.segments) {
     FlatUnit& unit = weights.unit;
     {
       StateLease lease = unit.lease(Access::kWrite);
       for (size_t i = 0; i < unit.layout().slots.size(); ++i) {
         const FlatSlot& slot = unit.layout().slots[i];
-        unit.write(lease.master, i, model.find(slot.key, slot.shape));
-        for (size_t e = 0; e < emas.size(); ++e)
+        unit.write(lease.master, i, (weights.is_head ? *head : model).find(slot.key, slot.shape));
+        for (size_t e = 0; e < lease.emas.size(); ++e)
           unit.write(lease.emas[e], i, emas[e].find(slot.key, slot.shape));
         for (size_t m = 0; m < lease.moments.size(); ++m) {
           const StateBuffer& buffer = unit.moment_buffers()[m];
@@ -65,7 +68,7 @@ void load_state(const std::string& folder, TrainingState& state) {
 void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index, const Denoiser& to) {
   at::NoGradGuard no_grad;
   state.zero->finish_gathers();
-  for (size_t s = 0; s < state.segments.size(); ++s) {
+  for (size_t s = 0; s < to.segments().size(); ++s) {
     const FlatUnit& unit = state.segments[s].unit;
     const ParameterList& parameters = to.segments()[s]->parameters();
     const StateLease lease = unit.lease(Access::kRead);

@@ -11,8 +11,8 @@ namespace kiln {
 
 enum class WeightsKind { kMaster, kEma };
 
-// Copies all weights, including untrained ones, to a denoiser of the same kind, segment by segment. A
-// collective.
+// Copies all weights of the model, including untrained ones, to a denoiser of the same kind, segment by
+// segment. A collective.
 void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index, const Denoiser& to);
 
 // Writes a complete checkpoint of `info.step` (train/checkpoint_saver.h), waits for it and returns its

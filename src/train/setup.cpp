@@ -12,6 +12,7 @@
 #include "core/tensors.h"
 #include "core/text/some_of.h"
 #include "data/loader/batches.h"
+#include "diffusion/alignment.h"
 #include "models/load_model.h"
 #include "models/lora_keys.h"
 #include "models/piece_checks.h"
@@ -333,12 +334,17 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
                      {.compute_dtype = compute_dtype,
                       .outline = true,
                       .products = in_fp8 ? ops::Products::kFp8 : ops::Products::kComputeDtype});
+  if (options.objective.align_weight > 0)
+    training.objective =
+        with_alignment(std::move(training.objective), options.objective.align_weight, *training.denoiser,
+                       {.compute_dtype = compute_dtype, .outline = true});
   const std::vector<MemoryChoice> memory = parse_memory_choices(options.memory, *training.denoiser);
   const int64_t world_size = group->world_size();
   TrainingStateOptions state_options = state_options_of(options, device, std::move(group));
   const FirstWeights first(options, training.model_config, *training.denoiser, device, /*loads=*/!is_dry);
   training.has_null_rows = first.has_null_rows();
   state_options.first_value = first;
+  state_options.head = training.objective->head();
   if (options.lora.is_on()) {
     training.lora = first_lora(options.lora, *training.denoiser);
     attach_lora(*training.denoiser, training.lora, options.lora.dropout);

@@ -355,8 +355,8 @@ TrainingRun::~TrainingRun() {
 void TrainingRun::print_description() const {
   if (!is_first()) return;
   int64_t num_weights = 0;
-  for (const auto& segment : training.state->segments)
-    for (const FlatSlot& slot : segment.unit.layout().slots) num_weights += slot.numel;
+  for (size_t s = 0; s < training.denoiser->segments().size(); ++s)
+    for (const FlatSlot& slot : training.state->segments[s].unit.layout().slots) num_weights += slot.numel;
   std::string weights = fmt::format("{:.1f} M weights", static_cast<double>(num_weights) / 1e6);
   if (!training.lora.empty())
     weights = fmt::format("an adapter of {} layers, {:.2f} M weights", training.lora.size(),

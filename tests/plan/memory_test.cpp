@@ -76,6 +76,8 @@ std::vector<MemoryCase> short_list() {
       {"DiT-B/4", {{"depth", 2}, {"compute-dtype", "bf16"}, {"global-batch", 6}}},
       {"DiT-B/2", {{"depth", 2}, {"recompute", "embed,1"}, {"objective", "flow"}}},
       {"DiT-S/8", {{"depth", 2}, {"micro-batch", 3}, {"objective", "flow"}, {"contrastive-weight", 0.05}}},
+      {"DiT-S/2", {{"depth", 3}, {"recompute", "0-2"}, {"align-weight", 0.5}, {"compute-dtype", "bf16"}}},
+      {"DiT-S/4", {{"depth", 3}, {"micro-batch", 2}, {"align-weight", 0.5}}},
   };
 }
 

@@ -12,6 +12,7 @@ namespace {
 struct RankSetting {
   const char* dtype;
   int64_t micro_batch, zero_stage;
+  double align_weight = 0;
 };
 
 class ComposedRank : public ::testing::TestWithParam<RankSetting> {
@@ -23,7 +24,8 @@ class ComposedRank : public ::testing::TestWithParam<RankSetting> {
                                {"global-batch", 256},
                                {"compute-dtype", GetParam().dtype},
                                {"micro-batch", GetParam().micro_batch},
-                               {"zero-stage", GetParam().zero_stage}});
+                               {"zero-stage", GetParam().zero_stage},
+                               {"align-weight", GetParam().align_weight}});
   }
   static StepTrace of_rank(const PlanOptions& options) {
     return trace_step(options.train, describe(options.train).shape, DryRunDevice::kCuda, options.gpus);
@@ -157,9 +159,11 @@ INSTANTIATE_TEST_SUITE_P(
                       RankSetting{"bf16", 0, 3}, RankSetting{"bf16", 12, 1}, RankSetting{"bf16", 12, 2},
                       RankSetting{"bf16", 12, 3}, RankSetting{"bf16", 3, 0}, RankSetting{"bf16", 3, 2},
                       RankSetting{"bf16", 3, 3}, RankSetting{"f32", 0, 1}, RankSetting{"f32", 8, 2},
-                      RankSetting{"f32", 3, 3}),
+                      RankSetting{"f32", 3, 3}, RankSetting{"bf16", 3, 0, 0.5},
+                      RankSetting{"bf16", 3, 3, 0.5}),
     [](const auto& info) {
-      return fmt::format("{}_{}_stage{}", info.param.dtype, info.param.micro_batch, info.param.zero_stage);
+      return fmt::format("{}_{}_stage{}{}", info.param.dtype, info.param.micro_batch, info.param.zero_stage,
+                         info.param.align_weight > 0 ? "_head" : "");
     });
 
 }  // namespace

@@ -42,6 +42,7 @@ struct CostSetting {
   const char* dtype;
   int64_t global_batch, micro_batch;
   int64_t world_size = 1, zero_stage = 0;
+  double align_weight = 0;
 };
 
 // Each pair of choices of two segments side by side, or of every second. KILN_FULL=1: and many at random.
@@ -70,6 +71,7 @@ TEST_P(Mixtures, PeakIsThatOfTheirOwnTrace) {
   options.micro_batch = setting.micro_batch;
   const DataShape data = synthetic_shape(options);
   options.zero.stage = setting.zero_stage;
+  options.objective.align_weight = setting.align_weight;
   const StepCosts costs = step_costs(options, data, setting.device, setting.world_size);
   for (const std::vector<MemoryChoice>& choices : some_mixtures(costs.num_segments())) {
     const StepTrace trace = trace_mixture(options, choices, data, setting.device, setting.world_size);
@@ -83,17 +85,19 @@ TEST_P(Mixtures, PeakIsThatOfTheirOwnTrace) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, Mixtures,
-                         ::testing::Values(CostSetting{"cpu_f32", DryRunDevice::kCpu, "f32", 6, 0},
-                                           CostSetting{"cpu_bf16_rest", DryRunDevice::kCpu, "bf16", 7, 3},
-                                           CostSetting{"cpu_fp16_many", DryRunDevice::kCpu, "fp16", 13, 2},
-                                           CostSetting{"cpu_stage2", DryRunDevice::kCpu, "f32", 12, 2, 2, 2},
-                                           CostSetting{"cuda_stage3", DryRunDevice::kCuda, "bf16", 12, 0, 2,
-                                                       3},
-                                           CostSetting{"cuda_f32", DryRunDevice::kCuda, "f32", 6, 0},
-                                           CostSetting{"cuda_bf16_rest", DryRunDevice::kCuda, "bf16", 7, 3},
-                                           CostSetting{"cuda_bf16_many", DryRunDevice::kCuda, "bf16", 13, 2}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Devices, Mixtures,
+    ::testing::Values(CostSetting{"cpu_f32", DryRunDevice::kCpu, "f32", 6, 0},
+                      CostSetting{"cpu_bf16_rest", DryRunDevice::kCpu, "bf16", 7, 3},
+                      CostSetting{"cpu_fp16_many", DryRunDevice::kCpu, "fp16", 13, 2},
+                      CostSetting{"cpu_stage2", DryRunDevice::kCpu, "f32", 12, 2, 2, 2},
+                      CostSetting{"cuda_stage3", DryRunDevice::kCuda, "bf16", 12, 0, 2, 3},
+                      CostSetting{"cpu_head", DryRunDevice::kCpu, "f32", 7, 3, 1, 0, 0.5},
+                      CostSetting{"cuda_head_stage3", DryRunDevice::kCuda, "bf16", 12, 2, 2, 3, 0.5},
+                      CostSetting{"cuda_f32", DryRunDevice::kCuda, "f32", 6, 0},
+                      CostSetting{"cuda_bf16_rest", DryRunDevice::kCuda, "bf16", 7, 3},
+                      CostSetting{"cuda_bf16_many", DryRunDevice::kCuda, "bf16", 13, 2}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(SegmentCosts, RecomputingAndOffloadingSaveMemory) {
   TrainOptions options = test::tiny_dit_options();

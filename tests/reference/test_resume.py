@@ -12,6 +12,7 @@ import pytest
 from conftest import FULL, assert_fails, assert_refused, program, run_program, succeed
 from interruptions import until_interrupted, wait_while_running
 from run_files import assert_no_leftovers, events, kill_after, log_lines, num_steps, read_config, saved, step_lines
+from safetensors.torch import load_file
 
 MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 7]
 OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 6, "--micro-batch", 4, "--lr", 1e-3, "--threads", 1,
@@ -156,7 +157,7 @@ def test_a_contrastive_run_goes_on_with_the_same_partners(tmp_path):
     whole = tmp_path / "whole"
     assert checkpoint(tmp_path / "cut", 9) == checkpoint(whole, 9)
     assert losses(tmp_path / "cut") == losses(whole)
-    terms = [line["loss_by_term"] for line in log_lines(whole)]
+    terms = [line["loss_by_term"] for line in step_lines(whole)]
     assert all(abs(of_step["mse"] - 0.05 * of_step["contrastive"] - line[2]) < 1e-5
                for of_step, line in zip(terms, losses(whole), strict=True))
     (ranks := tmp_path / "ranks").mkdir()
@@ -171,6 +172,37 @@ def test_a_contrastive_run_goes_on_with_the_same_partners(tmp_path):
 def test_contrastive_flow_matching_is_for_flows(tmp_path):
     assert_refused(command(tmp_path, 2, "--objective", "iddpm", "--contrastive-weight", 0.05),
                    "--contrastive-weight has no effect with --objective iddpm", code=None)
+
+
+ALIGNED = ("--align-weight", 0.5)
+
+
+def test_a_run_with_a_projector_goes_on_in_the_same_bits(tmp_path):
+    """Its weights resume from a file of their own; nothing that is made of the run has them."""
+    for name, steps in (("whole", [9]), ("cut", [4, 9])):
+        (tmp_path / name).mkdir()
+        for last in steps:
+            train(tmp_path / name, last, *ALIGNED)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    last = "checkpoints/step-00000009"
+    assert checkpoint(cut, 9) == checkpoint(whole, 9) and losses(cut) == losses(whole)
+    assert (cut / last / "head.safetensors").read_bytes() == (whole / last / "head.safetensors").read_bytes()
+    terms = [line["loss_by_term"] for line in step_lines(whole)]
+    assert all(abs(of_step["mse"] + of_step["vb"] + 0.5 * of_step["align"] - line[2]) < 1e-5
+               for of_step, line in zip(terms, losses(whole), strict=True))
+    (ranks := tmp_path / "ranks").mkdir()
+    train(ranks, 9, *ALIGNED, "--nproc", 3, "--micro-batch", 1, "--zero-stage", 3)
+    for one, three in zip(losses(whole), losses(ranks), strict=True):
+        assert math.isclose(one[2], three[2], rel_tol=1e-4), one[0]
+
+    head = set(load_file(whole / last / "head.safetensors"))
+    assert head == {f"projector.{layer}.{kind}" for layer in (0, 2, 4) for kind in ("weight", "bias")}
+    for name in ("model.safetensors", "ema.safetensors", "ema-0.5.safetensors"):
+        assert not any("projector" in key for key in load_file(whole / last / name)), name
+    converted = tmp_path / "converted.safetensors"
+    succeed("convert", "--in", whole, "--out", converted)
+    assert not any("projector" in key for key in load_file(converted))
+    assert_refused(command(whole, 12, "--align-weight", 0.25), "--align-weight (0.5 -> 0.25)")
 
 
 def test_changed_options_are_refused_by_name(uninterrupted):

@@ -173,6 +173,50 @@ def test_contrastive_steps_equal_torch(conformance, micro):
     assert_moved_alike({key: got["param." + key] for key in trained}, trained, start, tolerance=1e-2)
 
 
+@pytest.mark.parametrize("micro", [6, 2])
+def test_steps_with_a_projector_equal_torch(conformance, micro):
+    """A head beside the model: loss, gradients and updates of both, whatever the micro-batch."""
+    steps, weight, width = 5, 0.5, CONFIG["hidden_size"]
+    model_config = CONFIG | dict(learn_sigma=False)
+    model = randomise_(DiT(**model_config), scale=0.5)
+    start = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    projector = randomise_(torch.nn.Sequential(
+        torch.nn.Linear(width, width), torch.nn.SiLU(), torch.nn.Linear(width, width), torch.nn.SiLU(),
+        torch.nn.Linear(width, 16)), seed=1)
+    head = {"projector." + key: tensor.clone() for key, tensor in projector.state_dict().items()}
+    tokens = []
+    model.blocks[0].register_forward_hook(lambda module, inputs, output: tokens.append(output))  # a third of 4 segments
+    batches = recording(steps, batch=6)
+    cut = {key: tensor.reshape(-1, micro, *tensor.shape[2:]) for key, tensor in batches.items()}
+    got = conformance("train", model="dit", model_config=model_config, weights=start, head=head, batches_file=cut,
+                      config=dict(loss=dict(type="ddpm", prediction_type="epsilon", beta_schedule="linear",
+                                            beta_start=1e-4, beta_end=0.02),
+                                  align_weight=weight, grad_accum=6 // micro, grad_clip=0.3,
+                                  optimizer=dict(type="adamw", lr=1e-3, weight_decay=0.01)))
+    parameters = [p for p in (*model.parameters(), *projector.parameters()) if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
+    wanted = dict(losses=[], grad_norms=[], mse=[], align=[])
+    for step in range(steps):
+        x, noise, t = (batches[key][step] for key in ("x_start", "noise", "t"))
+        label = torch.where(batches["drop"][step] == 1, 10, batches["y"][step])
+        mse = mse_loss(model(noised(x, noise, t), t.float(), label), x, noise, t)
+        patches = torch.nn.functional.unfold(x, 2, stride=2).transpose(1, 2)  # (B, N, C * p * p)
+        align = (1 - torch.nn.functional.cosine_similarity(projector(tokens.pop()), patches, dim=-1)).mean()
+        loss = mse + weight * align
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 0.3)
+        optimizer.step()
+        for name, value in zip(wanted, (loss, norm, mse, align)):
+            wanted[name].append(value.item())
+    for name, values in wanted.items():
+        assert torch.allclose(got[name], torch.tensor(values), rtol=1e-3), name
+    trained = {key: p.detach() for key, p in model.named_parameters() if p.requires_grad}
+    assert_moved_alike({key: got["param." + key] for key in trained}, trained, start, tolerance=1e-2)
+    projected = {"projector." + key: p.detach() for key, p in projector.named_parameters()}
+    assert_moved_alike({key: got["head." + key] for key in projected}, projected, head, tolerance=1e-2)
+
+
 def test_cutting_a_batch_into_micro_batches_changes_nothing(conformance):
     model = randomise_(DiT(**CONFIG), scale=0.5)
     batches = recording(8, batch=8)

@@ -80,6 +80,17 @@ TEST(StepGraphs, HalosAreThoseOfEachMicroBatch) {
   EXPECT_EQ(recording.captures, 3);
 }
 
+TEST(StepGraphs, AHeadTrainsInThem) {
+  test::TinyOptions options;
+  options.objective = "epsilon";
+  options.align_weight = 0.5;
+  options.micro_batch = 2;
+  const std::vector<int64_t> batches(4, 6);
+  Recording recording;
+  expect_equal(run(options, recording.options(), batches), run(options, std::nullopt, batches));
+  EXPECT_EQ(recording.captures, 3);
+}
+
 // A loss scale is part of what is recorded.
 TEST(StepGraphs, ALossScaleThatChangesIsRecordedAgain) {
   test::TinyOptions options;

@@ -1,14 +1,15 @@
 // Losses over outputs of segments: the walk's gradients against one autograd pass over the whole model.
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-
 #include "parallel/rank_threads.h"
 #include "test_files.h"
-#include "train/tiny_model.h"
+#include "train/one_pass.h"
 
 namespace kiln {
 namespace {
 
+using test::gradients_of_step;
+using test::one_pass_gradients;
+using test::relative_error;
 using test::TinyOptions;
 using test::TinyTraining;
 
@@ -45,46 +46,12 @@ TinyOptions tapped(std::vector<size_t> taps) {
           .make_objective = [taps] { return std::make_unique<TappedObjective>(taps); }};
 }
 
-// d(mean loss) / d(weights) of all trained weights in one autograd pass, segment by segment.
-at::Tensor plain_gradients(const TinyTraining& tiny, const StepBatch& batch) {
-  at::AutoGradMode with_graph(true);
-  NoisedBatch noised = tiny.objective->add_noise(batch.x_0, batch.noise, batch.timesteps);
-  const ModelInput input{.x_t = noised.x_t, .timesteps = noised.model_t, .conditioning = batch.conditioning};
-  State state;
-  std::vector<at::Tensor> outputs, leaves, grads;
-  for (size_t s = 0; s < tiny.state->segments.size(); ++s) {
-    state = tiny.denoiser->segments()[s]->forward(state, input);
-    outputs.push_back(state.hidden);
-    for (const auto& parameter : tiny.state->segments[s].parameters) leaves.push_back(parameter->value);
-  }
-  for (const size_t tap : tiny.objective->taps()) noised.taps.push_back(outputs[tap]);
-  const at::Tensor loss = tiny.objective->loss(state.hidden, batch.x_0, batch.noise, noised).loss;
-  for (const at::Tensor& grad : torch::autograd::grad({loss.mean()}, leaves)) grads.push_back(grad.flatten());
-  return at::cat(grads);
-}
-
-// Those of the last step, whole on every rank.
-at::Tensor gradients_of_step(const TinyTraining& tiny) {
-  std::vector<at::Tensor> grads;
-  for (size_t s = 0; s < tiny.state->segments.size(); ++s) {
-    const TrainingState::SegmentWeights& segment = tiny.state->segments[s];
-    const at::Tensor whole = tiny.state->zero->whole(s, segment.unit.grad_shard);
-    for (size_t i = 0; i < segment.parameters.size(); ++i)
-      grads.push_back(segment.unit.view(whole, i).flatten().to(at::kFloat));
-  }
-  return at::cat(grads);
-}
-
-double relative_error(const at::Tensor& found, const at::Tensor& expected) {
-  return ((found - expected).norm() / expected.norm()).item<double>();
-}
-
 TEST(Taps, GradientsAreThoseOfOnePassWhateverIsRecomputed) {
   using enum Activations;
   for (const std::vector<size_t>& taps : {std::vector<size_t>{1}, {2, 1}, {0, 3}}) {
     const TinyTraining tiny(tapped(taps));
     const StepBatch batch = tiny.batch(6);
-    const at::Tensor expected = plain_gradients(tiny, batch);
+    const at::Tensor expected = one_pass_gradients(tiny, batch);
     at::Tensor kept;
     for (const Activations choice : {kKeep, kRecompute, kOffload}) {
       TinyOptions options = tapped(taps);
@@ -103,7 +70,7 @@ TEST(Taps, GradientsAreThoseOfOnePassWhateverIsRecomputed) {
 TEST(Taps, AddUpOverMicroBatchesAndDividedRanks) {
   const TinyTraining tiny(tapped({1, 2}));
   const StepBatch batch = tiny.batch(7);
-  const at::Tensor expected = plain_gradients(tiny, batch);
+  const at::Tensor expected = one_pass_gradients(tiny, batch);
   for (const int64_t world_size : {1, 2, 3})
     test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       for (const int64_t stage : {0, 3})

@@ -11,6 +11,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "data/loader/batches.h"
+#include "diffusion/alignment.h"
 #include "diffusion/objective.h"
 #include "models/registry.h"
 #include "optim/optimizer.h"
@@ -29,7 +30,8 @@ struct TinyOptions {
   std::vector<double> ema_decays = {0.9};
   std::vector<MemoryChoice> memory{};
   std::string objective = "iddpm";
-  double contrastive_weight = 0;                                 // of flow
+  double contrastive_weight = 0;  // of flow
+  double align_weight = 0;
   std::function<std::unique_ptr<Objective>()> make_objective{};  // a test's own, instead
   bool has_skips = false;  // another tiny model (skip_model.h), for objectives that do not learn sigma
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
@@ -63,9 +65,15 @@ struct TinyTraining {
       denoiser = std::make_unique<SkipModel>(build);
     else
       denoiser = build_denoiser("dit", config, build);
+    if (options.align_weight > 0)
+      objective = with_alignment(std::move(objective), options.align_weight, *denoiser,
+                                 {.device = options.device, .compute_dtype = options.compute_dtype});
     if (!options.device.is_meta()) {
+      ParameterList parameters = denoiser->parameters();
+      if (const Segment* head = objective->head())
+        parameters.insert(parameters.end(), head->parameters().begin(), head->parameters().end());
       at::Generator generator = at::detail::createCPUGenerator(7);
-      for (const auto& parameter : denoiser->parameters())
+      for (const auto& parameter : parameters)
         parameter->value.copy_(at::randn(parameter->value.sizes(), generator) * 0.05);
     }
     state = std::make_unique<TrainingState>(
@@ -77,7 +85,8 @@ struct TinyTraining {
                              .loss_scaler = options.loss_scaler,
                              .group = options.group,
                              .zero = options.zero,
-                             .offload = options.offload});
+                             .offload = options.offload,
+                             .head = objective->head()});
     step = std::make_unique<TrainStep>(*denoiser, *objective, *optimizer, *state,
                                        StepOptions{.device = options.device,
                                                    .micro_batch = options.micro_batch,

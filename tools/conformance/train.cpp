@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <memory>
 
+#include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "data/loader/batches.h"
+#include "diffusion/alignment.h"
 #include "io.h"
 #include "model_io.h"
 #include "models/lora.h"
+#include "models/weights.h"
 #include "objective_io.h"
 #include "optimizer_config.h"
 #include "parallel/ranks/agreement.h"
@@ -21,13 +24,13 @@ namespace kiln::conformance {
 namespace {
 
 struct TrainVerbOptions {
-  std::string model, model_config, weights, adapter, config, batches, outputs;
+  std::string model, model_config, weights, adapter, head, config, batches, outputs;
 };
 
 struct TrainVerbConfig {
   RecordedObjective loss;
   OptimizerConfig optimizer;
-  double ema_decay = 0.9999, max_grad_norm = 0;
+  double ema_decay = 0.9999, max_grad_norm = 0, align_weight = 0;
   int64_t grad_accum = 1, lr_warmup_steps = 0, zero_stage = 0;
 };
 
@@ -40,6 +43,7 @@ TrainVerbConfig parse_train(const nlohmann::json& json) {
   parsed.ema_decay = config.get("ema_decay", parsed.ema_decay);
   parsed.max_grad_norm = config.has("grad_clip") ? max_grad_norm_of(config) : parsed.optimizer.max_grad_norm;
   parsed.grad_accum = config.positive("grad_accum", parsed.grad_accum);
+  parsed.align_weight = config.get("align_weight", parsed.align_weight);
   parsed.lr_warmup_steps = config.get("lr_warmup_steps", parsed.lr_warmup_steps);
   parsed.zero_stage = config.get("zero_stage", parsed.zero_stage);
   if (!(parsed.ema_decay >= 0 && parsed.ema_decay <= 1))
@@ -112,17 +116,30 @@ LoadedDenoiser load_trained(const TrainVerbOptions& options) {
   return loaded;
 }
 
+// Adds the weighted alignment to the loss. Its head begins with the weights of the file.
+void add_alignment(std::unique_ptr<Objective>& objective, double weight, const Denoiser& denoiser,
+                   const std::string& file) {
+  if ((weight > 0) != !file.empty())
+    fail("train", "expected align_weight in the config together with --head");
+  if (file.empty()) return;
+  objective = with_alignment(std::move(objective), weight, denoiser, {});
+  load_weights(objective->head()->parameters(), load_tensors(file), file);
+}
+
 void run_train(const TrainVerbOptions& options) {
-  const TrainVerbConfig config = parse_config(options.config, parse_train);
+  TrainVerbConfig config = parse_config(options.config, parse_train);
   const auto denoiser = load_trained(options).denoiser;
+  add_alignment(config.loss.objective, config.align_weight, *denoiser, options.head);
   const Optimizer& optimizer = *config.optimizer.optimizer;
   const RecordedBatches batches(options.batches, denoiser->shape(), config.loss, config.grad_accum);
 
   const std::shared_ptr<ProcessGroup> group = join_patiently(/*build=*/"");
   const int64_t ranks = group->world_size();
-  TrainingState state(
-      *denoiser, optimizer,
-      {.ema_decays = {config.ema_decay}, .group = group, .zero = {.stage = config.zero_stage}});
+  TrainingState state(*denoiser, optimizer,
+                      {.ema_decays = {config.ema_decay},
+                       .group = group,
+                       .zero = {.stage = config.zero_stage},
+                       .head = config.loss.objective->head()});
   TrainStep step(
       *denoiser, *config.loss.objective, optimizer, state,
       {.micro_batch = (batches.micro_batch() + ranks - 1) / ranks, .max_grad_norm = config.max_grad_norm});
@@ -148,6 +165,12 @@ void run_train(const TrainVerbOptions& options) {
       if (parameter->trainable) weights[parameter->key] = parameter->value.detach();
     for (const auto& [key, weight] : trained.in_file_keys(weights)) outputs[prefix + key] = weight;
   }
+  if (const auto head = state.head()) {
+    const FlatUnit& unit = state.segments[*head].unit;
+    const at::Tensor whole = state.zero->whole(*head, unit.master);
+    for (size_t i = 0; i < unit.layout().slots.size(); ++i)
+      outputs["head." + unit.layout().slots[i].key] = unit.view(whole, i).clone();
+  }
   if (group->rank() == 0) write_outputs(options.outputs, outputs);
 }
 
@@ -160,6 +183,7 @@ void add_train_verb(CLI::App& app) {
   verb->add_option("--model-config", options->model_config, "JSON config of the model")->required();
   verb->add_option("--weights", options->weights, "Start weights")->required();
   verb->add_option("--adapter", options->adapter, "LoRA in PEFT's format, which is trained instead");
+  verb->add_option("--head", options->head, "Start weights of the projector of align_weight");
   verb->add_option("--config", options->config,
                    "JSON: loss, optimizer, ema_decay, grad_accum, grad_clip, ...")
       ->required();

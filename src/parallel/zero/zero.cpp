@@ -59,7 +59,8 @@ UnitSharding Zero::sharding_of(int64_t elements) const {
           .world_size = shards_->world_size()};
 }
 
-void Zero::manage(std::vector<FlatUnit*> units) {
+void Zero::manage(std::vector<FlatUnit*> units, size_t num_apart) {
+  num_walked_ = units.size() - num_apart;
   if (!units.empty() && units.front()->placement().has_host)
     copies_.emplace(units.front()->compute_weights.device());
   for (FlatUnit* flat : units) {
@@ -110,7 +111,7 @@ void Zero::gather(size_t s, int direction) {
   start_gather(s);
   for (int64_t ahead = 1; ahead - 1 <= options_.prefetch_segments; ++ahead) {
     const int64_t next = static_cast<int64_t>(s) + direction * ahead;
-    if (next < 0 || next >= static_cast<int64_t>(units_.size())) break;
+    if (next < 0 || next >= static_cast<int64_t>(num_walked_)) break;
     if (ahead <= options_.prefetch_segments)
       start_gather(static_cast<size_t>(next));
     else
@@ -222,7 +223,7 @@ void Zero::finish_gathers() {
 }
 
 void Zero::read_ahead() {
-  const size_t count = std::min(units_.size(), static_cast<size_t>(options_.prefetch_segments) + 1);
+  const size_t count = std::min(num_walked_, static_cast<size_t>(options_.prefetch_segments) + 1);
   for (size_t s = 0; s < count; ++s) units_[s].flat->prefetch_weights();
 }
 

@@ -29,8 +29,9 @@ class Zero {
   const ZeroOptions& options() const { return options_; }
   // Returns how a unit of this many elements is divided.
   UnitSharding sharding_of(int64_t elements) const;
-  // Takes the units, which must stay where they are. Begins to fill their whole weights from the shards.
-  void manage(std::vector<FlatUnit*> units);
+  // Takes the units, which must stay where they are. Begins to fill their whole weights from the shards. The
+  // last `num_apart` are not of the walk: no weights of theirs are gathered ahead.
+  void manage(std::vector<FlatUnit*> units, size_t num_apart = 0);
 
   ProcessGroup& group() const { return *group_; }
   // True if this rank counts its shards in a sum over all ranks' shards; false if a rank with the same shards
@@ -97,6 +98,7 @@ class Zero {
   std::shared_ptr<ProcessGroup> replicas_;  // the ranks with the same shards; null: only this one
   std::optional<CopyStream> copies_;        // on a device with a host behind it
   std::vector<Unit> units_;
+  size_t num_walked_ = 0;
   std::deque<Reduction> reductions_;
   std::vector<Reduction> exchanges_;  // between machines, of sums within this one
 };

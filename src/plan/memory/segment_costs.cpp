@@ -19,6 +19,10 @@ struct TracedWalk {
 
 void raise(int64_t& peak, int64_t bytes) { peak = std::max(peak, bytes); }
 
+bool is_communication_of_walk(const Span& span) {
+  return span.phase == StepPhase::kCommunication && span.in_micro_step();
+}
+
 std::vector<TracedWalk> walks_of(const StepTrace& trace) {
   const std::vector<int64_t> none(trace.segments.size());
   std::vector<TracedWalk> walks;
@@ -34,11 +38,13 @@ std::vector<TracedWalk> walks_of(const StepTrace& trace) {
       if (segment == 0) walks.back().live_bytes = live;
       walks.back().live_after[segment] = span.live_bytes;
       raise(walks.back().forward_peak[segment], span.peak_bytes);
-    } else if (span.phase == StepPhase::kCommunication && span.segment >= 0) {
+    } else if (is_communication_of_walk(span) && span.segment >= 0) {
       raise((has_loss ? walks.back().backward_peak : walks.back().forward_peak)[segment], span.peak_bytes);
+    } else if (is_communication_of_walk(span)) {  // of the weights of the loss's head
+      raise(walks.back().loss_peak, span.peak_bytes);
     } else if (span.phase == StepPhase::kLoss) {
       has_loss = true;
-      walks.back().loss_peak = span.peak_bytes;
+      raise(walks.back().loss_peak, span.peak_bytes);
     } else if (span.phase == StepPhase::kRecompute) {
       walks.back().recompute_peak[segment] = span.peak_bytes;
     } else if (span.phase == StepPhase::kBackward) {
@@ -52,7 +58,7 @@ std::vector<TracedWalk> walks_of(const StepTrace& trace) {
 bool in_walk(const Span& span) {
   return span.phase == StepPhase::kForward || span.phase == StepPhase::kLoss ||
          span.phase == StepPhase::kRecompute || span.phase == StepPhase::kBackward ||
-         (span.phase == StepPhase::kCommunication && span.segment >= 0);
+         is_communication_of_walk(span);
 }
 
 int64_t other_peak_of(const StepTrace& trace) {

@@ -29,7 +29,11 @@ class OutlineModel : public Denoiser {
                                                     has_constants ? constants->second / element_bytes : 0,
                                                     is_base));
     }
+    if (trace.layouts.size() > trace.segments.size())
+      head_ = std::make_unique<Outline>("head", trace.layouts.back(), /*num_constants=*/0, is_base);
   }
+
+  const Segment* head() const { return head_.get(); }  // of the loss, or null
 
  private:
   class Outline : public Segment {
@@ -52,6 +56,8 @@ class OutlineModel : public Denoiser {
                                                 .trainable = trainable}));
     }
   };
+
+  std::unique_ptr<Outline> head_;
 };
 
 TrainOptions options_of_rank(const StepTrace& like, const Sharding& sharding) {
@@ -146,10 +152,12 @@ RankStep::RankStep(const StepTrace& like, const Sharding& sharding)
   const DryRunScope dry_run(device_);
   SpanRecorder making;
   const MetaAllocationScope scope(making);
-  outline_ = std::make_unique<OutlineModel>(like);
+  auto outline = std::make_unique<OutlineModel>(like);
+  TrainingStateOptions state_options = state_options_of(options_, at::kMeta, group_);
+  state_options.head = outline->head();
+  outline_ = std::move(outline);
   group_->observe(&making);
-  state_ =
-      std::make_unique<TrainingState>(*outline_, *optimizer_, state_options_of(options_, at::kMeta, group_));
+  state_ = std::make_unique<TrainingState>(*outline_, *optimizer_, state_options);
   work_ = std::make_unique<RankWork>(*optimizer_, *state_, at::kMeta, options_.ema.schedule);
   group_->observe(nullptr);
   under_way_ = making.finish().under_way;

@@ -80,6 +80,7 @@ void describe_model(const Training& training, StepTrace& trace) {
   for (const auto& segment : training.state->segments) {
     trace.layouts.push_back(segment.unit.layout());
     trace.segment_weights.push_back(segment.unit.layout().size);
+    if (segment.is_head) continue;
     for (const FlatSlot& slot : segment.unit.layout().slots) trace.num_weights += slot.numel;
   }
   for (const auto& weight : training.state->frozen) trace.num_base_weights += weight->value.numel();

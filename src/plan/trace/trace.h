@@ -20,9 +20,9 @@ struct StepTrace : RecordedStep {
   int64_t world_size = 1;
   int64_t ranks_per_node = 0;            // 0: all on one
   std::vector<std::string> segments;     // names, as Denoiser::segments()
-  std::vector<FlatLayout> layouts;       // the trainable weights of each segment
+  std::vector<FlatLayout> layouts;       // the trainable weights of each segment, then of the loss's head
   std::vector<int64_t> segment_weights;  // trainable elements of each unit, padding included
-  int64_t num_weights = 0;               // trainable, padding not included
+  int64_t num_weights = 0;               // of the model, trainable, padding not included
   int64_t num_base_weights = 0;          // that an adapter changes
   // Of an image of largest_extent(data), forward and backward, nothing recomputed. Shares of peak count
   // these.

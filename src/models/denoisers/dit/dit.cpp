@@ -160,7 +160,8 @@ class Dit : public Denoiser {
         .out_channels = config.out_channels(),
         .input_size = config.input_size,
         .conditioning = {.num_classes = config.num_classes, .has_null_class = config.has_null_class()},
-        .guided_channels = std::min<int64_t>(3, config.in_channels)};  // forward_with_cfg of the original
+        .guided_channels = std::min<int64_t>(3, config.in_channels),  // forward_with_cfg of the original
+        .tokens = {.width = config.hidden_size, .patch_size = config.patch_size}};
   }
 };
 

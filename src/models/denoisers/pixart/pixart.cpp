@@ -354,7 +354,8 @@ class Pixart : public Denoiser {
               .input_size = config.input_size,
               .size_multiple = config.multi_scale ? config.patch_size : 0,
               .conditioning = conditioning,
-              .guided_channels = config.in_channels};
+              .guided_channels = config.in_channels,
+              .tokens = {.width = config.hidden_size, .patch_size = config.patch_size}};
   }
 };
 

@@ -235,7 +235,8 @@ class Sana : public Denoiser {
               .input_size = config.sample_size,
               .size_multiple = config.patch_size,
               .conditioning = conditioning,
-              .guided_channels = config.in_channels};
+              .guided_channels = config.in_channels,
+              .tokens = {.width = config.width(), .patch_size = config.patch_size}};
   }
 };
 
