@@ -19,8 +19,9 @@ namespace {
 // Draws a batch whose captions have the mean length.
 StepBatch random_batch(const TrainOptions& options, DataShape data, const Objective& objective) {
   if (!data.text.is_padded) data.text.max_rows = std::llround(data.text.mean_rows);
-  const auto draw = [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
-    switch (array) {
+  const auto draw = [&](const HostArray& array, at::ScalarType dtype) {
+    const at::IntArrayRef sizes = array.sizes;
+    switch (array.array) {
       case BatchArray::kClassLabels:
         return at::randint(data.num_classes, sizes, dtype);
       case BatchArray::kTimeUniform:
