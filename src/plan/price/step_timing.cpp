@@ -28,13 +28,11 @@ StepBatch random_batch(const TrainOptions& options, DataShape data, const Object
         return at::rand(sizes, dtype);
       case BatchArray::kTextOffsets:
         return at::arange(sizes.front(), dtype).mul_(data.text.max_rows);
-      case BatchArray::kTextDropped:
-        return at::zeros(sizes, dtype);
       case BatchArray::kImageHw:
       case BatchArray::kAspectRatio:
         return at::ones(sizes, dtype);
       default:
-        return at::randn(sizes, dtype);
+        return dtype == at::kBool ? at::zeros(sizes, dtype) : at::randn(sizes, dtype);
     }
   };
   BatchTensors made = dry_batch(batch_options_of(options), data, options.global_batch, draw);
