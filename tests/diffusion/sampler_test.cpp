@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "diffusion/objective.h"
-#include "diffusion/samplers/iddpm_sampler.h"
+#include "diffusion/samplers/sampler_types.h"
 #include "diffusion/samplers/spacing.h"
 #include "diffusion/schedule.h"
 #include "test_files.h"

@@ -11,6 +11,7 @@
 #include "ops/op_recorder.h"
 #include "ops/planned/engine_sums.h"
 #include "plan/trace/passes.h"
+#include "step/span_recorder.h"
 #include "train/checkpoint_files.h"
 
 namespace kiln {
