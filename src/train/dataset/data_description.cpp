@@ -10,9 +10,9 @@
 #include "models/autoencoders/autoencoder.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "train/dataset/store_data.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/encoding/pictures.h"
-#include "train/store_data.h"
 
 namespace kiln {
 
