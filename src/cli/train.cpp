@@ -10,6 +10,7 @@
 #include "parallel/ranks/rendezvous.h"
 #include "plan/fit/budget.h"
 #include "plan/price/this_machine.h"
+#include "train/dataset/data_source.h"
 #include "train/loop.h"
 
 namespace kiln::cli {
@@ -26,15 +27,6 @@ std::string continued_recipe(const CLI::App& command, const std::string& out, bo
          out.empty() ? "which is not given" : out + " has no config.toml");
   const bool names_none = command.count("--data") == 0 && command.count("--model") == 0;
   return is_run && (is_continued || names_none) ? recipe : "";
-}
-
-// A plan assumes a published autoencoder in the place of one that is not there; a run needs it.
-void require_autoencoder(const DataOptions& data) {
-  std::error_code unreachable;
-  if (!data.autoencoder.empty() && !data.in_pixels() && !data.is_synthetic() &&
-      !std::filesystem::exists(data.autoencoder, unreachable))
-    fail("train", "--autoencoder {} does not exist: give pixels, a diffusers folder or a weights file",
-         data.autoencoder);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@
 #include "run/option_values.h"
 #include "run/published_settings.h"
 #include "run/stage_options.h"
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 namespace kiln::cli {
 

@@ -1,11 +1,10 @@
-#include "diffusion/ddpm_objective.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/losses.h"
+#include "diffusion/objective_types.h"
 #include "diffusion/schedule.h"
 
 namespace kiln {

@@ -8,6 +8,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/losses.h"
+#include "diffusion/objective_types.h"
 #include "diffusion/schedule.h"
 
 namespace kiln {

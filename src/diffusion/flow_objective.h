@@ -1,15 +1,9 @@
-// Flow matching (rectified flow): x_t = (1 - sigma) x_0 + sigma noise, velocity = noise - x_0 (Liu et al.
-// 2022, Lipman et al. 2022, Esser et al. 2024).
+// The tables of timesteps of flow matching.
 #pragma once
-#include <memory>
-#include <nlohmann/json.hpp>
+#include <cstdint>
 #include <vector>
 
-#include "diffusion/objective.h"
-
 namespace kiln {
-
-std::unique_ptr<Objective> make_flow_objective(const nlohmann::json& config);
 
 // A noise level per timestep index, and the timestep that the model is given there.
 struct FlowTable {

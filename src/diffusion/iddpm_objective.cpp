@@ -1,5 +1,3 @@
-#include "diffusion/iddpm_objective.h"
-
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
@@ -7,6 +5,7 @@
 
 #include "core/aten.h"
 #include "diffusion/losses.h"
+#include "diffusion/objective_types.h"
 #include "diffusion/schedule.h"
 
 namespace kiln {

@@ -1,4 +1,4 @@
-// Tables of the samplers, by type and by --sampler name.
+// The samplers by --sampler name.
 #include "diffusion/sampler.h"
 
 #include <fmt/ranges.h>
@@ -8,40 +8,14 @@
 #include "core/error.h"
 #include "core/json_config.h"
 #include "diffusion/objective.h"
-#include "diffusion/samplers/ddim_sampler.h"
-#include "diffusion/samplers/ddpm_sampler.h"
-#include "diffusion/samplers/dpmpp_sampler.h"
-#include "diffusion/samplers/euler_sampler.h"
-#include "diffusion/samplers/flow_euler_sampler.h"
-#include "diffusion/samplers/iddpm_sampler.h"
-#include "diffusion/samplers/pixart_dpms_sampler.h"
-#include "diffusion/samplers/pndm_sampler.h"
+#include "diffusion/samplers/sampler_types.h"
 #include "diffusion/samplers/spacing.h"
-#include "diffusion/samplers/unipc_sampler.h"
 #include "diffusion/scheduler_config.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
-
-struct SamplerType {
-  const char* type;
-  std::unique_ptr<Sampler> (*make)(const json&);
-};
-constexpr SamplerType kSamplerTypes[] = {
-    {"iddpm", make_iddpm_sampler},
-    {"iddpm_ddim", make_iddpm_ddim_sampler},
-    {"ddim", make_ddim_sampler},
-    {"ddpm", make_ddpm_sampler},
-    {"flow_euler", make_flow_euler_sampler},
-    {"dpmpp", make_dpmpp_sampler},
-    {"euler", make_euler_sampler},
-    {"euler_ancestral", make_euler_ancestral_sampler},
-    {"unipc", make_unipc_sampler},
-    {"pndm", make_pndm_sampler},
-    {"pixart_dpms", make_pixart_dpms_sampler},
-};
 
 json iddpm_config(const char* type, int64_t steps, const json& objective) {
   json config = objective;

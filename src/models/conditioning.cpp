@@ -15,10 +15,6 @@ at::Tensor offsets_tensor(const std::vector<int64_t>& host_offsets, at::Device d
   return ops::on_device(at::tensor(host_offsets, at::kInt), device);
 }
 
-at::Tensor concatenated(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() ? at::cat({a, b}) : at::Tensor();
-}
-
 TextRows slice_text(const TextRows& all, int64_t first, int64_t size) {
   if (!all.defined()) return {};
   const int64_t begin = all.host_offsets[first], end = all.host_offsets[first + size];
@@ -50,6 +46,32 @@ TextRows joined_text(const TextRows& a, const TextRows& b) {
 }
 
 }  // namespace
+
+std::span<const SampleCondition> sample_conditions() {
+  using Shape = ConditioningShape;
+  static const SampleCondition table[] = {
+      {&Conditioning::class_labels,
+       [](const Shape& shape) { return shape.takes_labels(); },
+       {1},
+       at::kLong,
+       "class_labels are missing: the model takes classes"},
+      {&Conditioning::image_hw,
+       [](const Shape& shape) { return shape.takes_image_size; },
+       {1, 2},
+       at::kFloat,
+       "the picture's size is missing: the model takes image_hw and aspect_ratio"},
+      {&Conditioning::aspect_ratio,
+       [](const Shape& shape) { return shape.takes_image_size; },
+       {1, 1},
+       at::kFloat,
+       "the picture's size is missing: the model takes image_hw and aspect_ratio"},
+      {&Conditioning::guidance,
+       [](const Shape& shape) { return shape.takes_guidance; },
+       {1},
+       at::kFloat,
+       "guidance is missing: the model takes the guidance scale that it imitates"}};
+  return table;
+}
 
 int64_t TextRows::longest() const {
   int64_t longest = 0;
@@ -111,22 +133,21 @@ TextRows select_texts(const TextRows& all, std::span<const int64_t> which) {
 }
 
 Conditioning slice_rows(const Conditioning& all, int64_t first, int64_t size) {
-  const auto slice = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.narrow(0, first, size) : tensor;
-  };
-  return {.class_labels = slice(all.class_labels),
-          .text = slice_text(all.text, first, size),
-          .image_hw = slice(all.image_hw),
-          .aspect_ratio = slice(all.aspect_ratio),
-          .guidance = slice(all.guidance)};
+  Conditioning slice{.text = slice_text(all.text, first, size)};
+  for (const SampleCondition& condition : sample_conditions()) {
+    const at::Tensor& rows = all.*condition.tensor;
+    if (rows.defined()) slice.*condition.tensor = rows.narrow(0, first, size);
+  }
+  return slice;
 }
 
 Conditioning joined(const Conditioning& a, const Conditioning& b) {
-  return {.class_labels = concatenated(a.class_labels, b.class_labels),
-          .text = joined_text(a.text, b.text),
-          .image_hw = concatenated(a.image_hw, b.image_hw),
-          .aspect_ratio = concatenated(a.aspect_ratio, b.aspect_ratio),
-          .guidance = concatenated(a.guidance, b.guidance)};
+  Conditioning both{.text = joined_text(a.text, b.text)};
+  for (const SampleCondition& condition : sample_conditions()) {
+    const at::Tensor& first = a.*condition.tensor;
+    if (first.defined()) both.*condition.tensor = at::cat({first, b.*condition.tensor});
+  }
+  return both;
 }
 
 Conditioning to_device(Conditioning conditioning, at::Device device) {
@@ -154,23 +175,21 @@ Conditioning unconditional(const ConditioningShape& shape, const Conditioning& c
 std::vector<int64_t> host_numbers(const Conditioning& conditioning) {
   const Conditioning& c = conditioning;
   std::vector<int64_t> numbers;
-  for (const at::Tensor& part : {c.class_labels, c.text.rows, c.text.offsets, c.text.dropped,
-                                 c.text.positions, c.image_hw, c.aspect_ratio, c.guidance})
+  for (const at::Tensor& part : {c.text.rows, c.text.offsets, c.text.dropped, c.text.positions})
     numbers.push_back(part.defined());
+  for (const SampleCondition& condition : sample_conditions())
+    numbers.push_back((c.*condition.tensor).defined());
   numbers.push_back(std::ssize(c.text.host_offsets));
   numbers.insert(numbers.end(), c.text.host_offsets.begin(), c.text.host_offsets.end());
   return numbers;
 }
 
 void check_conditioning(const ConditioningShape& shape, const Conditioning& conditioning, int64_t batch) {
-  if (shape.takes_labels() && !conditioning.class_labels.defined())
-    fail("models", "class_labels are missing: the model has {} classes", shape.num_classes);
+  for (const SampleCondition& condition : sample_conditions())
+    if (condition.is_taken(shape) && !(conditioning.*condition.tensor).defined())
+      fail("models", "{}", condition.missing);
   if (shape.takes_text() && !conditioning.text.defined())
     fail("models", "captions are missing: the model takes rows of width {}", shape.text_width);
-  if (shape.takes_image_size && !(conditioning.image_hw.defined() && conditioning.aspect_ratio.defined()))
-    fail("models", "the picture's size is missing: the model takes image_hw and aspect_ratio");
-  if (shape.takes_guidance && !conditioning.guidance.defined())
-    fail("models", "guidance is missing: the model takes the guidance scale that it imitates");
   if (!shape.takes_text()) return;
   const TextRows& text = conditioning.text;
   if (text.rows.size(1) != shape.text_width)

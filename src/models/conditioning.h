@@ -24,6 +24,20 @@ struct TextRows {
   int64_t longest() const;  // rows of the longest caption
 };
 
+struct Conditioning;
+struct ConditioningShape;
+
+// A condition with a row for each sample.
+struct SampleCondition {
+  at::Tensor Conditioning::*tensor;
+  bool (*is_taken)(const ConditioningShape& shape);
+  std::vector<int64_t> of_one;  // sizes for one sample
+  at::ScalarType dtype;
+  const char* missing;  // the message of a model that takes it
+};
+// The table of all of them: what visits, slices, joins, checks and plans conditions takes them from here.
+std::span<const SampleCondition> sample_conditions();
+
 // A part is undefined where the model does not take it.
 struct Conditioning {
   at::Tensor class_labels{};  // (B) i64; num_classes is the null class
@@ -35,9 +49,10 @@ struct Conditioning {
   // Visits every defined tensor in a fixed order.
   template <class Visitor>
   void visit(Visitor&& visitor) {
-    for (at::Tensor* tensor : {&class_labels, &text.rows, &text.offsets, &text.dropped, &text.positions,
-                               &image_hw, &aspect_ratio, &guidance})
+    for (at::Tensor* tensor : {&text.rows, &text.offsets, &text.dropped, &text.positions})
       if (tensor->defined()) visitor(*tensor);
+    for (const SampleCondition& condition : sample_conditions())
+      if ((this->*condition.tensor).defined()) visitor(this->*condition.tensor);
   }
 };
 

@@ -1,5 +1,5 @@
-// The interface of a family of denoisers to the rest of Kiln. A family is one row of models/registry.cpp and
-// its own files in models/denoisers/. No other file names it (tools/check_layers): what differs between
+// The interface of a family of denoisers to the rest of Kiln. A family is a folder of models/denoisers/ and a
+// row of families.h there. No other file names it (tools/check_layers): what differs between
 // families is a field of the row, or of the shape of a model (models/model.h).
 #pragma once
 #include <ATen/core/Tensor.h>

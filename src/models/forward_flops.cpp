@@ -22,16 +22,13 @@ ModelInput dry_input(const DenoiserShape& shape, int64_t height, int64_t width, 
   ModelInput input{.x_t = at::empty({1, shape.in_channels, height, width}, meta),
                    .timesteps = at::empty({1}, meta)};
   Conditioning& conditions = input.conditioning;
-  if (told.takes_labels()) conditions.class_labels = at::empty({1}, meta.dtype(at::kLong));
   if (told.takes_text())
     conditions.text = {.rows = at::empty({text_rows, told.text_width}, meta),
                        .offsets = at::empty({2}, meta.dtype(at::kInt)),
                        .host_offsets = {0, text_rows}};
-  if (told.takes_image_size) {
-    conditions.image_hw = at::empty({1, 2}, meta);
-    conditions.aspect_ratio = at::empty({1, 1}, meta);
-  }
-  if (told.takes_guidance) conditions.guidance = at::empty({1}, meta);
+  for (const SampleCondition& condition : sample_conditions())
+    if (condition.is_taken(told))
+      conditions.*condition.tensor = at::empty(condition.of_one, meta.dtype(condition.dtype));
   return input;
 }
 

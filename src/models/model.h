@@ -1,6 +1,6 @@
 // A model, which the rest of Kiln sees as a list of segments. The step (step/step.cpp) walks them forward,
-// then backward; the sampler and text extraction walk them forward. A new denoiser is one file pair in
-// denoisers/ and one row of the registry.
+// then backward; the sampler and text extraction walk them forward. A new denoiser is one folder in
+// denoisers/ and one row of families.h there.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -15,8 +15,11 @@ namespace {
 using nlohmann::json;
 
 std::vector<Family>& families() {
-  static std::vector<Family> table = {dit_family(), pixart_family(), pixart_diffusers_family(), sana_family(),
-                                      unet_family()};
+  static std::vector<Family> table = [] {
+    std::vector<Family> rows;
+    for (const auto family : kFamilies) rows.push_back(family());
+    return rows;
+  }();
   return table;
 }
 

@@ -179,9 +179,8 @@ json options_of(const json& objective) {
                                                            {"beta-end", "beta_end"}};
   for (const std::string& name : objective_names()) {
     const json named = objective_config(name);
-    if (named.at("type") != objective.value("type", "") ||
-        named.value("prediction_type", "") != objective.value("prediction_type", ""))
-      continue;
+    const auto differs = [&](const char* key) { return named.value(key, "") != objective.value(key, ""); };
+    if (differs("type") || differs("loss") || differs("prediction_type")) continue;
     json settings = {{"objective", name}};
     for (const auto& [option, key] : kKeys)
       if (objective.contains(key)) settings[option] = objective.at(key);

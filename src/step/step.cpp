@@ -121,8 +121,9 @@ std::vector<at::Tensor*> graph_tensors(TrainStep::WalkInput& input) {
 std::vector<int64_t> graph_key(const TrainStep::WalkInput& input) {
   const MicroStep& micro = input.micro;
   std::vector<int64_t> key = host_numbers(micro.batch.conditioning);
+  for (const auto& [array, tensor] : StepBatch::kOfSamples) key.push_back((micro.batch.*tensor).defined());
   key.insert(key.end(), {micro.global_batch, micro.first, micro.last, micro.is_filler,
-                         micro.batch.input_noise.defined(), std::bit_cast<int64_t>(input.loss_scale)});
+                         std::bit_cast<int64_t>(input.loss_scale)});
   return key;
 }
 

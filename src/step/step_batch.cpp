@@ -1,6 +1,8 @@
 #include "step/step_batch.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "core/aten.h"
 #include "core/tensors.h"
@@ -9,43 +11,38 @@
 
 namespace kiln {
 
+namespace {
+
+// Returns where the tensor of an array belongs.
+at::Tensor& place_of(const HostArray& array, BatchTensors& tensors) {
+  if (array.array == BatchArray::kTimeUniform) return tensors.time_uniform;
+  for (const auto& [of, tensor] : StepBatch::kOfSamples)
+    if (of == array.array) return tensors.batch.*tensor;
+  Conditioning& conditioning = tensors.batch.conditioning;
+  switch (array.array) {
+    case BatchArray::kClassLabels:
+      return conditioning.class_labels;
+    case BatchArray::kTextRows:
+      return conditioning.text.rows;
+    case BatchArray::kTextOffsets:
+      return conditioning.text.offsets;
+    case BatchArray::kTextDropped:
+      return conditioning.text.dropped;
+    case BatchArray::kImageHw:
+      return conditioning.image_hw;
+    case BatchArray::kAspectRatio:
+      return conditioning.aspect_ratio;
+    default:
+      throw std::logic_error(std::string("step: no tensor takes the batch's ") + array.name);
+  }
+}
+
+}  // namespace
+
 BatchTensors batch_tensors(const BatchShape& shape, const ArrayMaker& make) {
   BatchTensors tensors;
-  Conditioning& conditioning = tensors.batch.conditioning;
-  shape.visit([&](BatchArray array, Dtype dtype, const std::vector<int64_t>& sizes) {
-    at::Tensor made = make(array, sizes, to_scalar_type(dtype));
-    switch (array) {
-      case BatchArray::kX0:
-        tensors.batch.x_0 = made;
-        break;
-      case BatchArray::kNoise:
-        tensors.batch.noise = made;
-        break;
-      case BatchArray::kInputNoise:
-        tensors.batch.input_noise = made;
-        break;
-      case BatchArray::kTimeUniform:
-        tensors.time_uniform = made;
-        break;
-      case BatchArray::kClassLabels:
-        conditioning.class_labels = made;
-        break;
-      case BatchArray::kTextRows:
-        conditioning.text.rows = made;
-        break;
-      case BatchArray::kTextOffsets:
-        conditioning.text.offsets = made;
-        break;
-      case BatchArray::kTextDropped:
-        conditioning.text.dropped = made;
-        break;
-      case BatchArray::kImageHw:
-        conditioning.image_hw = made;
-        break;
-      case BatchArray::kAspectRatio:
-        conditioning.aspect_ratio = made;
-        break;
-    }
+  shape.visit([&](const HostArray& array, auto) {
+    place_of(array, tensors) = make(array, to_scalar_type(array.dtype));
   });
   if (shape.has_halo) {
     const auto cut_off = [&](at::Tensor& rows) {
@@ -66,10 +63,10 @@ void set_timesteps(StepBatch& batch, const at::Tensor& timesteps) {
 }
 
 StepBatch as_tensors(const Batch& batch, const Objective& objective) {
-  BatchTensors tensors =
-      batch_tensors(batch.shape, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
-        return at::from_blob(const_cast<void*>(batch.data(array)), sizes, at::TensorOptions().dtype(dtype));
-      });
+  BatchTensors tensors = batch_tensors(batch.shape, [&](const HostArray& array, at::ScalarType dtype) {
+    return at::from_blob(const_cast<void*>(batch.data(array.array)), array.sizes,
+                         at::TensorOptions().dtype(dtype));
+  });
   set_timesteps(tensors.batch, objective.timesteps(tensors.time_uniform));
   tensors.batch.first_row = batch.first_row;
   tensors.batch.first_position = batch.first_position;
@@ -84,22 +81,20 @@ StepBatch pinned(StepBatch batch) {
 }
 
 StepBatch slice_rows(const StepBatch& batch, int64_t first, int64_t size, at::Device device) {
-  const auto slice = [&](const at::Tensor& tensor) {
-    return tensor.narrow(0, first, size).to(device, /*non_blocking=*/true);
-  };
+  StepBatch slice;
+  for (const auto& [array, tensor] : StepBatch::kOfSamples)
+    if ((batch.*tensor).defined())
+      slice.*tensor = (batch.*tensor).narrow(0, first, size).to(device, /*non_blocking=*/true);
   const auto before = [&](const at::Tensor& halo, const at::Tensor& rows) {
     if (!halo.defined()) return at::Tensor();
     return (first == 0 ? halo : rows.narrow(0, first - 1, 1)).to(device, /*non_blocking=*/true);
   };
-  return {.x_0 = slice(batch.x_0),
-          .noise = slice(batch.noise),
-          .timesteps = slice(batch.timesteps),
-          .input_noise = batch.input_noise.defined() ? slice(batch.input_noise) : at::Tensor(),
-          .halo_x_0 = before(batch.halo_x_0, batch.x_0),
-          .halo_noise = before(batch.halo_noise, batch.noise),
-          .halo_timesteps = before(batch.halo_timesteps, batch.timesteps),
-          .conditioning = to_device(slice_rows(batch.conditioning, first, size), device),
-          .first_position = batch.first_position + first};
+  slice.halo_x_0 = before(batch.halo_x_0, batch.x_0);
+  slice.halo_noise = before(batch.halo_noise, batch.noise);
+  slice.halo_timesteps = before(batch.halo_timesteps, batch.timesteps);
+  slice.conditioning = to_device(slice_rows(batch.conditioning, first, size), device);
+  slice.first_position = batch.first_position + first;
+  return slice;
 }
 
 at::Tensor targets_before(const Objective& objective, const StepBatch& batch, const at::Tensor& targets) {

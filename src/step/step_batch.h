@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "data/loader/batch.h"
@@ -28,18 +29,26 @@ struct StepBatch {
 
   int64_t size() const { return x_0.size(0); }
   int64_t global_size() const { return global_batch > 0 ? global_batch : size(); }
+  // The tensors with a row for each sample that are no conditions, with the arrays they are made of.
+  static constexpr std::pair<BatchArray, at::Tensor StepBatch::*> kOfSamples[] = {
+      {BatchArray::kX0, &StepBatch::x_0},
+      {BatchArray::kNoise, &StepBatch::noise},
+      {BatchArray::kTimeUniform, &StepBatch::timesteps},
+      {BatchArray::kInputNoise, &StepBatch::input_noise}};
+
   // Visits every defined tensor in a fixed order.
   template <class Visitor>
   void visit(Visitor&& visitor) {
-    for (at::Tensor* tensor :
-         {&x_0, &noise, &timesteps, &input_noise, &halo_x_0, &halo_noise, &halo_timesteps})
+    for (const auto& [array, tensor] : kOfSamples)
+      if ((this->*tensor).defined()) visitor(this->*tensor);
+    for (at::Tensor* tensor : {&halo_x_0, &halo_noise, &halo_timesteps})
       if (tensor->defined()) visitor(*tensor);
     conditioning.visit(visitor);
   }
 };
 // Makes the tensors of a batch of this shape, each with `make`. The caller computes timesteps from
 // `time_uniform` with the objective, hands them to set_timesteps(), and sets host_offsets of captions.
-using ArrayMaker = std::function<at::Tensor(BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype)>;
+using ArrayMaker = std::function<at::Tensor(const HostArray& array, at::ScalarType dtype)>;
 struct BatchTensors {
   StepBatch batch{};
   at::Tensor time_uniform{};  // (B) f64; with a halo (B + 1)

@@ -9,8 +9,8 @@
 #include "run/train_options.h"
 #include "sample/prompts.h"
 #include "sample/sampler_loop.h"
+#include "train/dataset/training_data.h"
 #include "train/setup.h"
-#include "train/training_data.h"
 
 namespace kiln {
 

@@ -11,10 +11,10 @@
 #include "models/model_record.h"
 #include "parallel/ranks/process_group.h"
 #include "sample/prompts.h"
+#include "train/dataset/training_data.h"
 #include "train/run_evaluation.h"
 #include "train/sample_grid.h"
 #include "train/setup.h"
-#include "train/training_data.h"
 #include "train/validation.h"
 #include "watch/step_measurement.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "train/training_data.h"
+#include "train/dataset/training_data.h"
 #include "watch/monitor.h"
 
 namespace kiln {

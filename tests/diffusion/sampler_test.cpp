@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "diffusion/objective.h"
-#include "diffusion/samplers/iddpm_sampler.h"
+#include "diffusion/samplers/sampler_types.h"
 #include "diffusion/samplers/spacing.h"
 #include "diffusion/schedule.h"
 #include "test_files.h"
@@ -29,9 +29,11 @@ TEST(Sampler, RegistryListsEveryName) {
                                            "pndm", "pixart_dpms", "flow_euler"));
 }
 
+bool is_flow(const std::string& objective) { return objective_config(objective).at("type") == "flow"; }
+
 // Which sampler fits which objective: the table of docs/samplers.md.
 bool fits(const std::string& sampler, const std::string& objective) {
-  if (objective == "flow") return sampler == "flow_euler" || sampler == "dpmpp_2m" || sampler == "unipc";
+  if (is_flow(objective)) return sampler == "flow_euler" || sampler == "dpmpp_2m" || sampler == "unipc";
   return sampler != "flow_euler";
 }
 
@@ -40,7 +42,7 @@ bool fits(const std::string& sampler, const std::string& objective) {
 DenoiseFn gaussian_model(const std::string& objective, double mean, double deviation) {
   return [=](const at::Tensor& x, double model_t) {
     double alpha, sigma;
-    if (objective == "flow") {
+    if (is_flow(objective)) {
       sigma = model_t / 1000;
       alpha = 1 - sigma;
     } else {
@@ -56,7 +58,7 @@ DenoiseFn gaussian_model(const std::string& objective, double mean, double devia
     const at::Tensor residual = x - alpha * mean;
     const at::Tensor x_0 = mean + (alpha * deviation * deviation / variance) * residual;
     const at::Tensor epsilon = (sigma / variance) * residual;
-    if (objective == "flow") return epsilon - x_0;
+    if (is_flow(objective)) return epsilon - x_0;
     if (objective == "x_0") return x_0;
     if (objective == "v_prediction") return alpha * epsilon - sigma * x_0;
     if (objective == "epsilon") return epsilon;
@@ -127,8 +129,8 @@ TEST(Sampler, ImpossiblePairsSayWhatFits) {
       const std::string message =
           message_of([&] { sampler_config(sampler, 10, objective_config(objective)); });
       EXPECT_THAT(message, HasSubstr(sampler));
-      EXPECT_THAT(message, HasSubstr(objective == "flow" ? "dpmpp_2m or unipc or flow_euler"
-                                                         : "ddpm or ddim or dpmpp_2m"));
+      EXPECT_THAT(message, HasSubstr(is_flow(objective) ? "dpmpp_2m or unipc or flow_euler"
+                                                        : "ddpm or ddim or dpmpp_2m"));
     }
 }
 

@@ -13,7 +13,7 @@
 #include "plan/search/comparison.h"
 #include "plan_settings.h"
 #include "test_files.h"
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 namespace kiln {
 namespace {

@@ -158,8 +158,8 @@ Names without_gradient(const TrainOptions& options, DryRunDevice device) {
     leaves.push_back(parameter->value);
     keys.push_back(parameter->key);
   }
-  const auto on_meta = [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) {
-    return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(dtype));
+  const auto on_meta = [](const HostArray& array, at::ScalarType dtype) {
+    return at::empty(array.sizes, at::TensorOptions(at::kMeta).dtype(dtype));
   };
   const StepBatch batch = dry_batch(BatchOptions(), data, 2, on_meta).batch;
   const at::Tensor out = training.denoiser->forward(

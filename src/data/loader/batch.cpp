@@ -1,6 +1,7 @@
 #include "data/loader/batch.h"
 
-#include <stdexcept>
+#include <functional>
+#include <numeric>
 
 namespace kiln {
 
@@ -10,29 +11,23 @@ int64_t Batch::position(int64_t row) const {
 }
 
 const void* Batch::data(BatchArray array) const {
-  switch (array) {
-    case BatchArray::kX0:
-      return x_0.data();
-    case BatchArray::kNoise:
-      return noise.data();
-    case BatchArray::kInputNoise:
-      return input_noise.data();
-    case BatchArray::kTimeUniform:
-      return time_uniform.data();
-    case BatchArray::kClassLabels:
-      return class_labels.data();
-    case BatchArray::kTextRows:
-      return text_rows.data();
-    case BatchArray::kTextOffsets:
-      return text_offsets.data();
-    case BatchArray::kTextDropped:
-      return text_dropped.data();
-    case BatchArray::kImageHw:
-      return image_hw.data();
-    case BatchArray::kAspectRatio:
-      return aspect_ratio.data();
-  }
-  throw std::logic_error("Batch::data: an unknown array");
+  const void* data = nullptr;
+  shape.visit([&](const HostArray& host, auto member) {
+    if (host.array == array) data = (this->*member).data();
+  });
+  return data;
+}
+
+int64_t HostArray::num_elements() const {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies());
+}
+
+int64_t BatchShape::bytes() const {
+  int64_t bytes = 0;
+  visit([&](const HostArray& array, auto) {
+    bytes += array.num_elements() * static_cast<int64_t>(dtype_size(array.dtype));
+  });
+  return bytes;
 }
 
 BatchShape batch_shape(const BatchOptions& options, const DataShape& data, const Lane& lane, int64_t rows,

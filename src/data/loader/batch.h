@@ -13,6 +13,49 @@
 
 namespace kiln {
 
+// The arrays of a batch.
+enum class BatchArray {
+  kX0,
+  kNoise,
+  kInputNoise,
+  kTimeUniform,
+  kClassLabels,
+  kTextRows,
+  kTextOffsets,
+  kTextDropped,
+  kImageHw,
+  kAspectRatio,
+};
+
+struct HostArray {
+  BatchArray array;
+  const char* name;  // for messages
+  Dtype dtype;
+  std::vector<int64_t> sizes;
+
+  int64_t num_elements() const;
+};
+
+// The shape of a batch of one lane, from which follow its arrays.
+struct BatchShape {
+  int64_t rows = 0, channels = 0;
+  Lane lane{};
+  bool has_labels = false, has_image_size = false, has_input_noise = false;
+  bool has_halo = false;  // x_0, noise and times have a row more, that of the sample before the first one
+  int64_t text_rows = 0;  // of all captions together
+  int64_t text_width = 0;
+  Dtype text_dtype = Dtype::kF32;
+
+  int64_t sample_elements() const { return channels * lane.area(); }
+  int64_t rows_with_halo() const { return rows + (has_halo ? 1 : 0); }
+
+  // Calls visitor(HostArray, member of Batch) for each array in a fixed order.
+  template <class Visitor>
+  void visit(Visitor&& visitor) const;
+
+  int64_t bytes() const;
+};
+
 // Row-major f32 and integer arrays for `size` images. Everything random in a training step is in here:
 // the step is a pure function of (weights, batch).
 //
@@ -42,6 +85,31 @@ struct Batch {
   // Returns the memory of one of the arrays.
   const void* data(BatchArray array) const;
 };
+
+template <class Visitor>
+void BatchShape::visit(Visitor&& visitor) const {
+  using enum BatchArray;
+  const auto row = [&](BatchArray array, const char* name, auto member, Dtype dtype,
+                       std::vector<int64_t> sizes) {
+    visitor(HostArray{array, name, dtype, std::move(sizes)}, member);
+  };
+  row(kX0, "x_0", &Batch::x_0, Dtype::kF32, {rows_with_halo(), channels, lane.height, lane.width});
+  row(kNoise, "noise", &Batch::noise, Dtype::kF32, {rows_with_halo(), channels, lane.height, lane.width});
+  if (has_input_noise)
+    row(kInputNoise, "input noise", &Batch::input_noise, Dtype::kF32,
+        {rows, channels, lane.height, lane.width});
+  row(kTimeUniform, "uniform times", &Batch::time_uniform, Dtype::kF64, {rows_with_halo()});
+  if (has_labels) row(kClassLabels, "class labels", &Batch::class_labels, Dtype::kI64, {rows});
+  if (text_width > 0) {
+    row(kTextRows, "captions", &Batch::text_rows, text_dtype, {text_rows, text_width});
+    row(kTextOffsets, "offsets of captions", &Batch::text_offsets, Dtype::kI32, {rows + 1});
+    row(kTextDropped, "dropped captions", &Batch::text_dropped, Dtype::kBool, {rows});
+  }
+  if (has_image_size) {
+    row(kImageHw, "image sizes", &Batch::image_hw, Dtype::kF32, {rows, 2});
+    row(kAspectRatio, "aspect ratios", &Batch::aspect_ratio, Dtype::kF32, {rows, 1});
+  }
+}
 
 // How the loader makes batches.
 struct BatchOptions {

@@ -58,15 +58,11 @@ void shape_batch(const BatchOptions& options, int64_t first_position, const Data
   batch.global_size = options.global_batch;
   batch.first_row = rows.first;
   batch.first_position = first_position + rows.first;
-  const int64_t num_drawn = batch.size_with_halo(), sample_elements = batch.shape.sample_elements();
-  batch.x_0.resize(num_drawn * sample_elements);
-  batch.noise.resize(num_drawn * sample_elements);
-  batch.input_noise.resize(batch.shape.has_input_noise ? rows.count * sample_elements : 0);
-  batch.time_uniform.resize(num_drawn);
-  batch.class_labels.resize(batch.shape.has_labels ? rows.count : 0);
-  batch.image_hw.resize(batch.shape.has_image_size ? 2 * rows.count : 0);
-  batch.aspect_ratio.resize(batch.shape.has_image_size ? rows.count : 0);
-  batch.sample_ids.resize(num_drawn);
+  BatchShape without_text = batch.shape;
+  without_text.text_width = 0;
+  without_text.visit(
+      [&](const HostArray& array, auto member) { (batch.*member).resize(array.num_elements()); });
+  batch.sample_ids.resize(batch.size_with_halo());
 }
 
 void shape_text(std::span<const int64_t> rows_of_caption, Batch& batch) {

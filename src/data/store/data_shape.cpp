@@ -31,14 +31,4 @@ int64_t DataShape::side() const {
   return 2 * std::llround(std::sqrt(static_cast<double>(squarest.area())) / 2);
 }
 
-int64_t BatchShape::bytes() const {
-  int64_t bytes = 0;
-  visit([&](BatchArray, Dtype dtype, const std::vector<int64_t>& sizes) {
-    int64_t elements = 1;
-    for (const int64_t size : sizes) elements *= size;
-    bytes += elements * static_cast<int64_t>(dtype_size(dtype));
-  });
-  return bytes;
-}
-
 }  // namespace kiln

@@ -1,5 +1,3 @@
-#include "diffusion/samplers/dpmpp_sampler.h"
-
 #include <algorithm>
 #include <cmath>
 #include <deque>
@@ -9,6 +7,7 @@
 #include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"
+#include "diffusion/samplers/sampler_types.h"
 #include "diffusion/samplers/spacing.h"
 #include "diffusion/schedule.h"
 

@@ -1,9 +1,8 @@
-#include "diffusion/samplers/flow_euler_sampler.h"
-
 #include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/flow_objective.h"
 #include "diffusion/losses.h"
+#include "diffusion/samplers/sampler_types.h"
 #include "diffusion/samplers/spacing.h"
 #include "diffusion/schedule.h"
 

@@ -1,5 +1,3 @@
-#include "diffusion/samplers/pixart_dpms_sampler.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -8,6 +6,7 @@
 #include "core/json_config.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"
+#include "diffusion/samplers/sampler_types.h"
 #include "diffusion/samplers/spacing.h"
 #include "diffusion/schedule.h"
 

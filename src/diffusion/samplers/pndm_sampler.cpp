@@ -1,5 +1,3 @@
-#include "diffusion/samplers/pndm_sampler.h"
-
 #include <cmath>
 #include <deque>
 
@@ -7,6 +5,7 @@
 #include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"
+#include "diffusion/samplers/sampler_types.h"
 #include "diffusion/samplers/spacing.h"
 #include "diffusion/schedule.h"
 

@@ -1,4 +1,5 @@
-// The families of denoisers, each a row of the registry (models/registry.cpp).
+// The families of denoisers, which are the table of the registry. A new one is a folder, its declaration and
+// its row here.
 #pragma once
 #include "models/family.h"
 
@@ -23,5 +24,9 @@ Family pixart_family();            // PixArt with its repository's keys
 Family pixart_diffusers_family();  // PixArt with diffusers' keys
 Family sana_family();
 Family unet_family();
+
+inline constexpr Family (*kFamilies[])() = {
+    dit_family, pixart_family, pixart_diffusers_family, sana_family, unet_family,
+};
 
 }  // namespace kiln

@@ -47,14 +47,15 @@ std::vector<at::Tensor> block_modulation(const at::Tensor& table, const at::Tens
   return ops::mixed_sum(vectors.narrow(1, 0, kModulationVectors), table.unsqueeze(0)).unbind(1);
 }
 
-at::Tensor ModulatedFinal::forward(const at::Tensor& hidden, const at::Tensor& conditioning,
-                                   const PatchGrid& grid, int64_t patch_size, double norm_eps,
-                                   at::ScalarType compute_dtype) const {
-  const at::Tensor packed = conditioning.view({conditioning.size(0), kModulationVectors + 1, -1});
+State ModulatedFinal::forward(const State& state, const ModelInput& input) const {
+  constexpr double kNormEps = 1e-6;
+  const at::Tensor packed = state.conditioning.view({state.conditioning.size(0), kModulationVectors + 1, -1});
   const auto vectors =
-      ops::mixed_sum(packed.narrow(1, kModulationVectors, 1), table->value.unsqueeze(0)).unbind(1);
-  const at::Tensor x = ops::adaln_modulate(hidden, vectors[0], vectors[1], norm_eps, compute_dtype);
-  return nn::unpatchify(linear.forward(x, compute_dtype).to(at::kFloat), patch_size, grid.height, grid.width);
+      ops::mixed_sum(packed.narrow(1, kModulationVectors, 1), table_->value.unsqueeze(0)).unbind(1);
+  const at::Tensor x = ops::adaln_modulate(state.hidden, vectors[0], vectors[1], kNormEps, compute_dtype_);
+  const PatchGrid grid = patch_grid(input, patch_size_);
+  return {.hidden = nn::unpatchify(linear_.forward(x, compute_dtype_).to(at::kFloat), patch_size_,
+                                   grid.height, grid.width)};
 }
 
 at::Tensor rows_with_nulls(const TextRows& text, const at::Tensor& null_rows) {

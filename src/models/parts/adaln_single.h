@@ -49,13 +49,25 @@ at::Tensor pack_modulation(const at::Tensor& embedding, const Linear& projection
 // Returns the six vectors (B, D) of a block: table (6, D) + the projection.
 std::vector<at::Tensor> block_modulation(const at::Tensor& table, const at::Tensor& conditioning);
 
-// The last layer: a norm modulated by table + the embedding, then a linear layer from tokens to pixels.
-struct ModulatedFinal {
-  std::shared_ptr<Parameter> table;  // (2, D)
-  Linear linear;
-  // hidden (B, N, D), conditioning as pack_modulation() gives it -> (B, C, H, W) f32
-  at::Tensor forward(const at::Tensor& hidden, const at::Tensor& conditioning, const PatchGrid& grid,
-                     int64_t patch_size, double norm_eps, at::ScalarType compute_dtype) const;
+// The last segment: a norm modulated by table + the embedding, then a linear layer from tokens to pixels. Its
+// weights are its models'.
+class ModulatedFinal : public Segment {
+ public:
+  // hidden (B, N, D), conditioning as pack_modulation() gives it -> hidden (B, C, H, W) f32
+  State forward(const State& state, const ModelInput& input) const override;
+
+ protected:
+  ModulatedFinal(int64_t patch_size, const BuildOptions& options)
+      : compute_dtype_(options.compute_dtype), patch_size_(patch_size) {
+    name_ = "final";
+  }
+
+  std::shared_ptr<Parameter> table_;  // (2, D)
+  Linear linear_;
+
+ private:
+  at::ScalarType compute_dtype_;
+  int64_t patch_size_;
 };
 
 // Returns the captions' rows (T, D). Rows of dropped captions are replaced by `null_rows` (L, D): a row that

@@ -20,21 +20,20 @@ namespace {
 // Draws a batch whose captions have the mean length.
 StepBatch random_batch(const TrainOptions& options, DataShape data, const Objective& objective) {
   if (!data.text.is_padded) data.text.max_rows = std::llround(data.text.mean_rows);
-  const auto draw = [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
-    switch (array) {
+  const auto draw = [&](const HostArray& array, at::ScalarType dtype) {
+    const at::IntArrayRef sizes = array.sizes;
+    switch (array.array) {
       case BatchArray::kClassLabels:
         return at::randint(data.num_classes, sizes, dtype);
       case BatchArray::kTimeUniform:
         return at::rand(sizes, dtype);
       case BatchArray::kTextOffsets:
         return at::arange(sizes.front(), dtype).mul_(data.text.max_rows);
-      case BatchArray::kTextDropped:
-        return at::zeros(sizes, dtype);
       case BatchArray::kImageHw:
       case BatchArray::kAspectRatio:
         return at::ones(sizes, dtype);
       default:
-        return at::randn(sizes, dtype);
+        return dtype == at::kBool ? at::zeros(sizes, dtype) : at::randn(sizes, dtype);
     }
   };
   BatchTensors made = dry_batch(batch_options_of(options), data, options.global_batch, draw);

@@ -12,7 +12,7 @@
 #include "plan/run/make_plan.h"
 #include "run/option_values.h"
 #include "run/published_settings.h"
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 namespace kiln {
 

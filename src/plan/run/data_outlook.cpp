@@ -11,7 +11,7 @@
 #include "core/units.h"
 #include "data/images/image_dataset.h"
 #include "plan/run/make_plan.h"
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 namespace kiln {
 

@@ -19,7 +19,7 @@
 #include "plan/search/candidates.h"
 #include "plan/search/search.h"
 #include "run/published_settings.h"
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 namespace kiln {
 

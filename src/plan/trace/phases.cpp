@@ -48,9 +48,8 @@ at::Tensor pictures_on_meta(const Autoencoder& autoencoder, const DataShape& dat
 
 // Neither a validation nor a grid draws what options of training add to a batch.
 BatchTensors batch_on_meta(const DataShape& data, int64_t rows) {
-  return dry_batch(BatchOptions(), data, rows, [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) {
-    return on_meta(sizes, dtype);
-  });
+  return dry_batch(BatchOptions(), data, rows,
+                   [](const HostArray& array, at::ScalarType dtype) { return on_meta(array.sizes, dtype); });
 }
 
 }  // namespace

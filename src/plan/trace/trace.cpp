@@ -12,6 +12,7 @@
 #include "ops/op_recorder.h"
 #include "ops/planned/engine_sums.h"
 #include "plan/trace/passes.h"
+#include "step/span_recorder.h"
 #include "train/checkpoint_files.h"
 
 namespace kiln {
@@ -24,40 +25,14 @@ at::Tensor loader_array(const char* name, at::IntArrayRef shape, at::ScalarType 
   return array_without_values(name, shape, dtype, device == DryRunDevice::kCpu ? at::kMeta : at::kCPU);
 }
 
-const char* name_of(BatchArray array) {
-  switch (array) {
-    case BatchArray::kX0:
-      return "x_0";
-    case BatchArray::kNoise:
-      return "noise";
-    case BatchArray::kInputNoise:
-      return "input noise";
-    case BatchArray::kTimeUniform:
-      return "uniform times";
-    case BatchArray::kClassLabels:
-      return "class labels";
-    case BatchArray::kTextRows:
-      return "captions";
-    case BatchArray::kTextOffsets:
-      return "offsets of captions";
-    case BatchArray::kTextDropped:
-      return "dropped captions";
-    case BatchArray::kImageHw:
-      return "image sizes";
-    case BatchArray::kAspectRatio:
-      return "aspect ratios";
-  }
-  return "";
-}
-
 // Returns the batch of the last rank, which has the most rows.
 BatchTensors loader_batch(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                           int64_t world_size) {
   const int64_t size = rank_rows(options.global_batch, world_size - 1, world_size).count;
-  const auto make = [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
+  const auto make = [&](const HostArray& array, at::ScalarType dtype) {
     // The step is given the timesteps that are made of it.
-    const bool stays = array == BatchArray::kTimeUniform;
-    return loader_array(name_of(array), sizes, dtype, stays ? DryRunDevice::kCpu : device);
+    const bool stays = array.array == BatchArray::kTimeUniform;
+    return loader_array(array.name, array.sizes, dtype, stays ? DryRunDevice::kCpu : device);
   };
   BatchTensors made = dry_batch(batch_options_of(options), data, size, make);
   made.batch.global_batch = options.global_batch;

@@ -10,9 +10,9 @@
 #include "models/autoencoders/autoencoder.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "train/dataset/store_data.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/encoding/pictures.h"
-#include "train/store_data.h"
 
 namespace kiln {
 
@@ -96,16 +96,22 @@ std::string decoder_path(const DataOptions& options, const DataAsks& asks, const
   return asks.draws && fs::exists(info.autoencoder_path, unreachable) ? info.autoencoder_path : "";
 }
 
-DataDescription described(const StoredData& data, const DataAsks& asks) {
-  const DataOptions& options = data.options;
+// Begins to describe stores. `misfit` says that {0} holds images of {1} pixels and the run is of {2}.
+DataDescription stores_of(const StoredData& data, const char* misfit) {
   DataDescription made;
   made.info = read_sources_info(data.stores());
-  if (made.info.image_size != options.image_size)
-    fail("train",
-         "--image-size {} does not fit the store {} of {}-pixel images: train with --image-size {} or "
-         "extract again with --image-size {}",
-         options.image_size, options.path, made.info.image_size, made.info.image_size, options.image_size);
+  if (made.info.image_size != data.options.image_size)
+    fail("train", fmt::runtime(misfit), data.options.path, made.info.image_size, data.options.image_size);
   made.class_names = made.info.class_names;
+  return made;
+}
+
+DataDescription described(const StoredData& data, const DataAsks& asks) {
+  const DataOptions& options = data.options;
+  DataDescription made =
+      stores_of(data,
+                "--image-size {2} does not fit the store {0} of {1}-pixel images: train with "
+                "--image-size {1} or extract again with --image-size {2}");
   made.shape = store_shape(made.info);
   made.shape.num_classes = num_classes_of(made.class_names, asks, "the store " + options.path);
   const ConditioningShape told = told_of(asks, made.shape);
@@ -199,16 +205,10 @@ void require_same_classes(const std::string& path, const std::vector<std::string
 }
 
 DataDescription held_out(const StoredData& data, const DataDescription& like) {
-  const DataOptions& options = data.options;
-  DataDescription made;
-  made.info = read_sources_info(data.stores());
-  if (made.info.image_size != options.image_size)
-    fail("train",
-         "--validation-data {} has {}-pixel images, but --image-size is {}: extract it again with "
-         "--image-size {}",
-         options.path, made.info.image_size, options.image_size, options.image_size);
-  made.class_names = made.info.class_names;
-  require_same_classes(options.path, made.class_names, like.class_names);
+  DataDescription made = stores_of(data,
+                                   "--validation-data {0} has {1}-pixel images, but --image-size is {2}: "
+                                   "extract it again with --image-size {2}");
+  require_same_classes(data.options.path, made.class_names, like.class_names);
   made.shape = like.shape;
   made.shape.lanes = made.info.lanes;
   if (!like.text) return made;

@@ -89,6 +89,14 @@ void require_here(const DataSource& source) {
   std::visit([](const auto& data) { require_fit(data); }, source);
 }
 
+void require_autoencoder(const DataOptions& data) {
+  std::error_code unreachable;
+  if (!data.autoencoder.empty() && !data.in_pixels() && !data.is_synthetic() &&
+      !fs::exists(data.autoencoder, unreachable))
+    fail("train", "--autoencoder {} does not exist: give pixels, a diffusers folder or a weights file",
+         data.autoencoder);
+}
+
 bool reads_pictures(const DataSource& source) { return std::holds_alternative<PictureData>(source); }
 
 bool encodes_pictures(const DataSource& source) {

@@ -38,6 +38,9 @@ bool is_here(const DataOptions& options);
 // Throws Error saying what to do: nothing at a path, a run's folder, pictures without an autoencoder or
 // synthetic data with one, --more-data that are no stores or not beside one.
 void require_here(const DataSource& source);
+// Throws Error if an autoencoder is given and not here. A plan assumes a published one in its place; a run
+// needs it.
+void require_autoencoder(const DataOptions& data);
 
 bool reads_pictures(const DataSource& source);
 // True if an autoencoder encodes pictures on the way.

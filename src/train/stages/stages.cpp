@@ -9,7 +9,7 @@
 #include "data/images/left_out_list.h"
 #include "parallel/ranks/agreement.h"
 #include "run/option_values.h"
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 namespace kiln {
 

@@ -8,7 +8,7 @@
 
 #include "parallel/ranks/process_group.h"
 #include "run/stage_options.h"
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 namespace kiln {
 

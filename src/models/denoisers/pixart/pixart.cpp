@@ -19,7 +19,6 @@ namespace kiln {
 namespace {
 
 constexpr double kQkNormEps = 1e-5;  // PyTorch's default, for norms with weights
-constexpr double kPixartFinalNormEps = 1e-6;
 
 const PixartKeys& keys_of(const PixartConfig& config) {
   return config.keys == PixartConfig::Keys::kRepository ? kPixartRepositoryKeys : kPixartDiffusersKeys;
@@ -311,29 +310,17 @@ class PixartBlock : public Segment {
   Linear self_out_, cross_q_, cross_out_, fc1_, fc2_;
 };
 
-class PixartFinal : public Segment {
+class PixartFinal : public ModulatedFinal {
  public:
   PixartFinal(const PixartConfig& config, const BuildOptions& options)
-      : compute_dtype_(options.compute_dtype), patch_size_(config.patch_size) {
-    name_ = "final";
+      : ModulatedFinal(config.patch_size, options) {
     const ParameterScope scope(parameters_, options);
     const PixartKeys& keys = keys_of(config);
     const int64_t p = config.patch_size;
-    last_.linear =
+    linear_ =
         scope.linear(keys.final_linear, config.hidden_size, p * p * config.out_channels(), Init::zeros());
-    last_.table = modulation_table(scope, keys.final_table, 2, config.hidden_size);
+    table_ = modulation_table(scope, keys.final_table, 2, config.hidden_size);
   }
-
-  // -> (B, out_channels, H, W) f32
-  State forward(const State& state, const ModelInput& input) const override {
-    return {.hidden = last_.forward(state.hidden, state.conditioning, patch_grid(input, patch_size_),
-                                    patch_size_, kPixartFinalNormEps, compute_dtype_)};
-  }
-
- private:
-  at::ScalarType compute_dtype_;
-  int64_t patch_size_;
-  ModulatedFinal last_;
 };
 
 class Pixart : public Denoiser {

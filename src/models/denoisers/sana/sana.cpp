@@ -17,7 +17,6 @@ namespace kiln {
 namespace {
 
 constexpr double kRmsNormEps = 1e-5;
-constexpr double kSanaFinalNormEps = 1e-6;
 constexpr int64_t kMaxTextTokens = 300;  // rows of Gemma's captions
 constexpr double kFreshCaptionNorm =
     0.01;  // small at first: large captions made training unstable (sec. 2.3)
@@ -197,27 +196,15 @@ class SanaBlock : public Segment {
   Conv2d inverted_, point_;
 };
 
-class SanaFinal : public Segment {
+class SanaFinal : public ModulatedFinal {
  public:
   SanaFinal(const SanaConfig& config, const BuildOptions& options)
-      : compute_dtype_(options.compute_dtype), patch_size_(config.patch_size) {
-    name_ = "final";
+      : ModulatedFinal(config.patch_size, options) {
     const ParameterScope scope(parameters_, options);
-    last_.table = modulation_table(scope, "scale_shift_table", 2, config.width());
-    last_.linear = scope.xavier_linear("proj_out", config.width(),
-                                       config.patch_size * config.patch_size * config.out_channels);
+    table_ = modulation_table(scope, "scale_shift_table", 2, config.width());
+    linear_ = scope.xavier_linear("proj_out", config.width(),
+                                  config.patch_size * config.patch_size * config.out_channels);
   }
-
-  // -> (B, out_channels, H, W) f32
-  State forward(const State& state, const ModelInput& input) const override {
-    return {.hidden = last_.forward(state.hidden, state.conditioning, patch_grid(input, patch_size_),
-                                    patch_size_, kSanaFinalNormEps, compute_dtype_)};
-  }
-
- private:
-  at::ScalarType compute_dtype_;
-  int64_t patch_size_;
-  ModulatedFinal last_;
 };
 
 class Sana : public Denoiser {

@@ -1,4 +1,4 @@
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 #include <algorithm>
 #include <cmath>

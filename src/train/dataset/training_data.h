@@ -9,8 +9,8 @@
 #include "data/loader/batches.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/model_record.h"
+#include "train/dataset/store_data.h"
 #include "train/setup.h"
-#include "train/store_data.h"
 
 namespace kiln {
 
