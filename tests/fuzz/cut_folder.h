@@ -1,6 +1,7 @@
 // A folder whose files are cut from a fuzzer's input, for readers of folders. For each file the input holds
 // the number of its name (u8), its length (u16, little-endian) and its bytes; the last one may be short.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
