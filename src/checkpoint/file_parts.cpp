@@ -17,18 +17,6 @@ namespace {
 
 constexpr const char* kWho = "checkpoint";
 
-void write_at(int fd, const std::string& path, uint64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      fail_with_errno(kWho, "write", path, errno);
-    }
-    bytes = bytes.subspan(static_cast<size_t>(written));
-    offset += static_cast<uint64_t>(written);
-  }
-}
-
 }  // namespace
 
 void create_file_of_parts(const std::string& path, uint64_t bytes) {
@@ -65,7 +53,8 @@ void FileParts::write(size_t file, uint64_t offset, std::span<const std::byte> b
   for (size_t begin = 0; begin < bytes.size(); begin += kAtOnce) {
     const auto some = bytes.subspan(begin, std::min(kAtOnce, bytes.size() - begin));
     checksums_.at(file).add(offset + begin, some);
-    write_at(fds_.at(file), paths_.at(file), offset + begin, some);
+    if (!write_at(fds_.at(file), some, static_cast<int64_t>(offset + begin)))
+      fail_with_errno(kWho, "write", paths_.at(file), errno);
   }
 }
 

@@ -2,9 +2,9 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "core/error.h"
 #include "core/files/input_file.h"
@@ -33,10 +33,10 @@ std::string weights_of_folder(const std::string& folder) {
 }  // namespace
 
 TensorFileFormat tensor_file_format(const std::string& path) {
-  std::ifstream stream = input_stream("weights", path);
+  const RandomAccessFile file("weights", path);
   char start[16] = {};
-  stream.read(start, sizeof(start));
-  const std::string_view head(start, static_cast<std::size_t>(stream.gcount()));
+  const std::string_view head(start, static_cast<std::size_t>(std::min<int64_t>(sizeof start, file.size())));
+  file.read(0, std::as_writable_bytes(std::span(start, head.size())));
   if (head.starts_with("PK\x03\x04") || head.starts_with("PK\x05\x06")) return TensorFileFormat::kPt;
   // A safetensors header begins after its 8-byte length; the length's top bytes are zero.
   if (head.size() > 8 && head[8] == '{' && head[7] == 0 && head[6] == 0)

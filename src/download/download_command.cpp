@@ -3,10 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/input_file.h"
 #include "download/hub.h"
 #include "download/published.h"
 
@@ -33,10 +33,10 @@ std::string size_text(int64_t bytes) {
 
 // Returns the hash that was trusted at the first download; "" before it.
 std::string trusted_hash(const fs::path& file) {
-  std::ifstream stream(file.string() + ".sha256");
-  std::string hash;
-  stream >> hash;
-  return hash;
+  constexpr size_t kMostBytes = 1 << 10;
+  const std::string path = file.string() + ".sha256";
+  const std::string text = fs::exists(path) ? read_input("download", path, kMostBytes) : "";
+  return text.substr(0, text.find_first_of(" \t\r\n"));
 }
 
 std::string fetch_own_file(const PublishedWeights& row, const DownloadOptions& options) {

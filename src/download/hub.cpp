@@ -174,7 +174,8 @@ std::string fetch_from_hub(const HubRequest& request) {
 
   const std::string token = hub_token(), api = endpoint() + "/api/models/" + request.repository;
   const json revision = answer_of(api + "/revision/" + request.revision, token);
-  const std::string commit = revision.is_object() ? revision.value("sha", "") : "";
+  const json sha = revision.is_object() ? revision.value("sha", json()) : json();
+  const std::string commit = sha.is_string() ? sha.get<std::string>() : "";
   if (!is_hexadecimal(commit))
     fail("download", "{} did not name a commit of {}", endpoint(), request.revision);
   const std::string tree = api + "/tree/" + commit + "?recursive=true";

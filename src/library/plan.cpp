@@ -8,7 +8,7 @@
 #include "plan/report/report.h"
 #include "run/option_values.h"
 #include "run/published_settings.h"
-#include "train/store_data.h"
+#include "train/dataset/store_data.h"
 
 namespace kiln {
 

@@ -199,7 +199,7 @@ std::vector<LoraLayer> lora_layers(const std::map<std::string, at::Tensor>& tens
     if (up == tensors.end()) fail("lora", "{} has {} but no lora_B beside it", source, key);
     const std::string module = stem.starts_with(kPrefix) ? stem.substr(kPrefix.size()) : stem;
     layers.push_back(
-        {.module = module, .down = down, .up = up->second, .scale = scales.scale_of(module, down.size(0))});
+        {.module = module, .down = down, .up = up->second, .scale = scales.scale_of(module, rank_of(down))});
     num_used += 2;
   }
   for (const auto& [key, tensor] : tensors)

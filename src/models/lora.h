@@ -31,6 +31,8 @@ struct LoraLayer {
 // adapter_config.json. `source` names the file in messages. Throws Error as read_peft_lora() does.
 std::vector<LoraLayer> lora_layers(const std::map<std::string, at::Tensor>& tensors,
                                    const nlohmann::json& adapter_config, const std::string& source);
+// Returns the rank of a factor `down`; 0 of a tensor without dimensions, which check_factors() refuses.
+inline int64_t rank_of(const at::Tensor& down) { return down.dim() > 0 ? down.size(0) : 0; }
 // Throws Error naming `source` unless each has a rank of at least 1 and finite values and scale.
 void check_factors(const std::vector<LoraLayer>& layers, const std::string& source);
 // Returns the adapter_config.json of these layers.

@@ -65,6 +65,7 @@ std::optional<std::string> module_of(std::string stem,
 double scale_of(const TensorMap& tensors, const std::string& stem, int64_t rank) {
   const auto alpha = tensors.find(stem + std::string(kAlpha));
   if (alpha == tensors.end()) return 1;
+  if (alpha->second.numel() != 1) fail("lora", "{}{} is not one number", stem, kAlpha);
   return alpha->second.to(at::kDouble).item<double>() / static_cast<double>(rank);
 }
 
@@ -130,7 +131,7 @@ std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std:
         layers.push_back({.module = *module,
                           .down = down,
                           .up = up->second,
-                          .scale = scale_of(tensors, stem, down.size(0))});
+                          .scale = scale_of(tensors, stem, rank_of(down))});
     }
   }
   for (const auto& [key, tensor] : tensors)

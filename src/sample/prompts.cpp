@@ -53,6 +53,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
     }
     if (line.find_first_not_of(" \t") != std::string::npos) prompts.push_back(line);
   }
+  if (file.bad()) fail("sample", "--prompts {} could not be read to its end", path);
   if (prompts.empty()) fail("sample", "--prompts {} has no prompts: give one a line", path);
   return prompts;
 }

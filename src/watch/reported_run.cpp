@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <utility>
 
 #include "core/files/input_file.h"
@@ -23,8 +22,8 @@ std::vector<Json> read_evaluations(const std::string& run) {
   std::vector<Json> results;
   const std::string path = fs::path(run) / "evaluations.jsonl";
   if (!fs::is_regular_file(path)) return results;
-  std::ifstream file = input_stream("report", path);
-  for (std::string line; std::getline(file, line);) {
+  LineReader file("report", path);
+  for (std::string line; file.next(line);) {
     Json result = json_or_discarded("report", line, path);
     if (!result.is_object() || !result.contains("metrics") || !result.contains("protocol")) continue;
     // The samples are in RUN/evaluation/step-00001000-HASH.

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
@@ -26,8 +25,8 @@ std::string log_path(const std::string& run) { return run + "/log.jsonl"; }
 std::vector<nlohmann::json> read_run_log(const std::string& run) {
   std::vector<nlohmann::json> lines;
   if (!std::filesystem::is_regular_file(log_path(run))) return lines;
-  std::ifstream file = input_stream("log", log_path(run));
-  for (std::string text; std::getline(file, text);) {
+  LineReader file("log", log_path(run));
+  for (std::string text; file.next(text);) {
     nlohmann::json line = json_or_discarded("log", text, log_path(run));
     if (line.is_object()) lines.push_back(std::move(line));
   }
@@ -35,21 +34,23 @@ std::vector<nlohmann::json> read_run_log(const std::string& run) {
 }
 
 RunLog::RunLog(const std::string& run, int64_t from_step) : path_(log_path(run)) {
-  std::ifstream file(path_);
+  if (std::filesystem::exists(path_)) cut_beyond(from_step);
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail("log", "cannot open {}: {}", path_, std::strerror(errno));
+}
+
+void RunLog::cut_beyond(int64_t step) {
+  LineReader file("log", path_);
   std::string kept;
   bool cut = false;
-  for (std::string text; std::getline(file, text);) {
+  for (std::string text; file.next(text);) {
     const nlohmann::json line = json_or_discarded("log", text, path_);
-    const bool whole = line.is_object() && !file.eof();  // a torn line has no newline
-    if (whole && line.value("step", int64_t{0}) <= from_step)
+    if (file.is_whole() && line.is_object() && line.value("step", int64_t{0}) <= step)
       kept += text + "\n";
     else
       cut = true;
   }
-  file.close();
   if (cut) write_file_atomically("log", path_, kept);
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (fd_ < 0) fail("log", "cannot open {}: {}", path_, std::strerror(errno));
 }
 
 RunLog::~RunLog() { ::close(fd_); }

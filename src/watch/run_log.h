@@ -34,6 +34,8 @@ class RunLog {
   void append(const nlohmann::json& line);
 
  private:
+  void cut_beyond(int64_t step);
+
   std::string path_;
   int fd_ = -1;
 };

@@ -20,17 +20,41 @@ TEST(InputFile, OnlyRegularFilesAreOpened) {
   for (const auto& [path, what] :
        {std::pair(folder / "pipe", "pipe"), std::pair(folder.path().string(), "folder")}) {
     EXPECT_THAT(message_of([&] { open_input("test", path); }), HasSubstr(what)) << path;
-    EXPECT_THROW(input_stream("test", path), NoSuchFile);
+    EXPECT_THROW(LineReader("test", path), NoSuchFile);
     EXPECT_THROW(MappedFile("test", path), NoSuchFile);
   }
   EXPECT_THROW(read_input("test", folder / "absent", 10), NoSuchFile);
   test::write_bytes(folder / "text", "two\nlines");
-  std::string line;
-  std::getline(input_stream("test", folder / "text"), line);
-  EXPECT_EQ(line, "two");
   EXPECT_EQ(read_input("test", folder / "text", 9), "two\nlines");
   EXPECT_THAT(message_of([&] { read_input("test", folder / "text", 8); }),
               HasSubstr("at most 8 bytes, it has 9"));
+}
+
+TEST(LineReader, LinesOfAnyLengthAndATornLastOne) {
+  const test::TempFolder folder;
+  const std::string path = folder / "lines", long_line(200'000, 'x');
+  test::write_bytes(path, "one\n\n" + long_line + "\ntorn");
+  LineReader file("test", path);
+  std::string line;
+  for (const std::string& expected : {std::string("one"), std::string(), long_line}) {
+    EXPECT_TRUE(file.next(line));
+    EXPECT_EQ(line, expected);
+    EXPECT_TRUE(file.is_whole());
+  }
+  EXPECT_TRUE(file.next(line));
+  EXPECT_EQ(line, "torn");
+  EXPECT_FALSE(file.is_whole());
+  EXPECT_FALSE(file.next(line));
+}
+
+TEST(LineReader, WhatCannotBeReadIsNotTheEnd) {
+  const test::TempFolder folder;
+  const std::string path = folder / "lines";
+  test::write_bytes(path, "one\ntwo\n");
+  LineReader file("test", path);
+  std::filesystem::resize_file(path, 4);
+  std::string line;
+  EXPECT_THAT(message_of([&] { file.next(line); }), HasSubstr("lines became shorter"));
 }
 
 TEST(InputFileDeathTest, Finding12AFileThatIsCutWhileItIsReadIsNamed) {

@@ -19,6 +19,9 @@ enum { kDescriptors = 3, kMostWords = 8192, kMostBytes = 1 << 17 };
 
 typedef int Main(int, char**, char**);
 
+// Of another library that is loaded before the program's (io_faults.c), which looks at the environment of each run.
+extern void io_faults_begin(void) __attribute__((weak));
+
 static Main* program_main;
 static char request[kMostBytes + 1];  // ends with a zero whatever comes
 static char* words[kMostWords + 2];
@@ -55,6 +58,7 @@ static int run_as_asked(int own_argc, char** own_argv, const int* given, size_t 
   if (chdir(folder) != 0) _exit(126);
   show_as_command_line(own_argv, own_argc, command, command_size);
   environ = words + count + 1;
+  if (io_faults_begin) io_faults_begin();
   return program_main(count, words, environ);
 }
 

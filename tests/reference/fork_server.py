@@ -20,12 +20,12 @@ MOST_WORDS, MOST_BYTES, COMMAND_BYTES = 8000, 1 << 17, 1 << 15  # fork_server.c 
 
 
 @functools.cache
-def library(folder):
-    """fork_server.c compiled, in the folder of the programs."""
-    path = folder / "fork_server.so"
-    if not path.exists() or path.stat().st_mtime < SOURCE.stat().st_mtime:
-        mine = folder / f"fork_server-{os.getpid()}.so"  # another process may make it, too
-        subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", mine, SOURCE, "-ldl"], check=True)
+def library(folder, source=SOURCE):
+    """fork_server.c, or another source, compiled in the folder of the programs."""
+    path = folder / f"{source.stem}.so"
+    if not path.exists() or path.stat().st_mtime < source.stat().st_mtime:
+        mine = folder / f"{source.stem}-{os.getpid()}.so"  # another process may make it, too
+        subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", "-o", mine, source, "-ldl"], check=True)
         mine.replace(path)
     return path
 
@@ -35,15 +35,16 @@ def read_at_start(environment):
 
 
 class LoadedProgram:
-    """One at a time, and for runs whose environment at their start is that of this process now."""
+    """One at a time, and for runs whose environment at their start is that of this process now. `before`: further libraries
+    that are loaded before the program's own."""
 
-    def __init__(self, path):
+    def __init__(self, path, *before):
         self.path, self.environment, self.lock = path, read_at_start(os.environ), threading.Lock()
         self.socket, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         room = "x" * COMMAND_BYTES  # for the command line of each run
         with its_end:
             self.process = subprocess.Popen([path, room], stdin=its_end, stdout=subprocess.DEVNULL,
-                                            env=os.environ | {"LD_PRELOAD": str(library(Path(path).parent))})
+                                            env=os.environ | {"LD_PRELOAD": ":".join(map(str, [*before, library(Path(path).parent)]))})
         atexit.register(self.end)
 
     def end(self):

@@ -300,4 +300,10 @@ def test_finding_20_counts_of_a_text_store_are_bounded(encoders, tmp_path):  # n
 def test_finding_22_every_reader_of_strangers_has_a_fuzzer():
     names = {path.stem for path in (TESTS / "fuzz").glob("fuzz_*.cpp")}
     assert names >= {f"fuzz_{name}" for name in ("image", "npy", "npz", "pt", "safetensors", "store", "toml", "json", "yaml", "tar", "text_store",
-                                                 "tokenizer", "name_pattern")}
+                                                 "tokenizer", "name_pattern", "tokenizer_folder", "adapter", "run_folder", "http")}
+
+
+def test_finding_22_every_fuzzer_begins_with_files_of_its_format(tmp_path):
+    subprocess.run(["python3", TESTS / "fuzz" / "make_reader_seeds.py", tmp_path], check=True)
+    for source in (TESTS / "fuzz").glob("fuzz_*.cpp"):
+        assert any(any(folder.glob(f"{source.stem}/*")) for folder in (tmp_path, TESTS / "fuzz" / "seeds")), source.stem

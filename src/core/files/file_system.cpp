@@ -78,4 +78,28 @@ int reserve_file_space(int fd, int64_t bytes) {
   return result == 0 ? 0 : errno;
 }
 
+int64_t read_at(int fd, std::span<std::byte> to, int64_t offset) {
+  const int64_t begin = offset;
+  while (!to.empty()) {
+    const ssize_t got = ::pread(fd, to.data(), to.size(), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return -1;
+    if (got == 0) break;
+    to = to.subspan(static_cast<size_t>(got));
+    offset += got;
+  }
+  return offset - begin;
+}
+
+bool write_at(int fd, std::span<const std::byte> bytes, int64_t offset) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(written));
+    offset += written;
+  }
+  return true;
+}
+
 }  // namespace kiln

@@ -1,6 +1,9 @@
-// The file system that a file lies on: its kind, and space on it. Torch-free.
+// The file system that a file lies on: its kind, space on it, and calls of it that are done to their end.
+// Torch-free.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 namespace kiln {
@@ -20,5 +23,11 @@ std::string existing_folder(const std::string& path);
 // Makes the file `bytes` long and reserves its blocks. If the file system cannot reserve them, only sets the
 // length. Returns 0 or the errno.
 int reserve_file_space(int fd, int64_t bytes);
+
+// Reads `to` as a whole, however the system interrupts or shortens its calls. Returns the number of bytes,
+// fewer only where the file ends, or -1 with errno.
+int64_t read_at(int fd, std::span<std::byte> to, int64_t offset);
+// Writes all bytes likewise. Returns false with errno.
+bool write_at(int fd, std::span<const std::byte> bytes, int64_t offset);
 
 }  // namespace kiln

@@ -4,9 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+
+#include "core/files/file_system.h"
 
 namespace kiln {
 
@@ -20,14 +23,6 @@ int open_input(std::string_view who, const std::string& path) {
   ::close(fd);
   throw NoSuchFile(fmt::format("[{}] cannot read {}: expected a file, it is a {}", who, path,
                                S_ISDIR(status.st_mode) ? "folder" : "pipe or a device"));
-}
-
-std::ifstream input_stream(std::string_view who, const std::string& path) {
-  const int fd = open_input(who, path);
-  std::ifstream stream(fmt::format("/proc/self/fd/{}", fd), std::ios::binary);  // of the same file
-  ::close(fd);
-  if (!stream) fail(who, "cannot read {}", path);
-  return stream;
 }
 
 std::string read_input(std::string_view who, const std::string& path, size_t most_bytes) {
@@ -61,19 +56,30 @@ void RandomAccessFile::check(int64_t offset, int64_t count) const {
 
 void RandomAccessFile::read(int64_t offset, std::span<std::byte> to) const {
   check(offset, std::ssize(to));
-  while (!to.empty()) {
-    const ssize_t got = ::pread(fd_, to.data(), to.size(), offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail(who_, "cannot read {}: {}", path_, std::strerror(errno));
-    if (got == 0) fail(who_, "{} became shorter while it was read", path_);
-    to = to.subspan(static_cast<size_t>(got));
-    offset += got;
-  }
+  const int64_t got = read_at(fd_, to, offset);
+  if (got < 0) fail(who_, "cannot read {}: {}", path_, std::strerror(errno));
+  if (got < std::ssize(to)) fail(who_, "{} became shorter while it was read", path_);
 }
 
 std::vector<std::byte> read_file(const std::string& who, const std::string& path) {
   const RandomAccessFile file(who, path);
   return file.read(0, file.size());
+}
+
+bool LineReader::next(std::string& line) {
+  constexpr int64_t kAtOnce = 1 << 16;
+  line.clear();
+  while (true) {
+    const size_t end = block_.find('\n', begin_);
+    is_whole_ = end != std::string::npos;
+    line.append(block_, begin_, is_whole_ ? end - begin_ : end);
+    begin_ = is_whole_ ? end + 1 : 0;
+    if (is_whole_) return true;
+    block_.resize(static_cast<size_t>(std::min(kAtOnce, file_.size() - offset_)));
+    if (block_.empty()) return !line.empty();
+    file_.read(offset_, std::as_writable_bytes(std::span(block_)));
+    offset_ += std::ssize(block_);
+  }
 }
 
 }  // namespace kiln

@@ -2,7 +2,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,8 +21,6 @@ class NoSuchFile : public Error {
 // Returns a descriptor of a regular file, to read. It waits for nobody who would write into a pipe, and
 // programs that are started do not inherit it. `who` begins the messages. Throws NoSuchFile, or Error.
 int open_input(std::string_view who, const std::string& path);
-// Opens the same for reading line by line.
-std::ifstream input_stream(std::string_view who, const std::string& path);
 // Returns the content. Throws Error too if it has more than `most_bytes`.
 std::string read_input(std::string_view who, const std::string& path, size_t most_bytes);
 
@@ -51,5 +48,24 @@ class RandomAccessFile {
 };
 
 std::vector<std::byte> read_file(const std::string& who, const std::string& path);
+
+// Reads a file line by line. Unlike a stream, it does not take what cannot be read for the end.
+class LineReader {
+ public:
+  // Throws as open_input().
+  LineReader(std::string who, std::string path) : file_(std::move(who), std::move(path)) {}
+
+  // Reads the next line, without its end. Returns false after the last one. Throws Error: read error.
+  bool next(std::string& line);
+  // False if the line that was read last has no end: its writer was killed, or the file just ends so.
+  bool is_whole() const { return is_whole_; }
+
+ private:
+  RandomAccessFile file_;
+  int64_t offset_ = 0;  // of what follows the block
+  std::string block_;
+  size_t begin_ = 0;  // of the next line in the block
+  bool is_whole_ = true;
+};
 
 }  // namespace kiln

@@ -3,15 +3,14 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <iterator>
 #include <memory>
 #include <vector>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 
 namespace kiln {
 namespace {
@@ -27,13 +26,15 @@ std::string hex_digits(const Digest& digest) {
 }  // namespace
 
 std::string sha256_of_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("sha256", "cannot read {}: {}", path, std::strerror(errno));
+  const RandomAccessFile file("sha256", path);
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> hash(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
   bool is_good = hash && EVP_DigestInit_ex(hash.get(), EVP_sha256(), nullptr) == 1;
-  std::vector<char> buffer(1 << 20);
-  while (file.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || file.gcount() > 0)
-    is_good = is_good && EVP_DigestUpdate(hash.get(), buffer.data(), static_cast<size_t>(file.gcount())) == 1;
+  std::vector<std::byte> buffer(1 << 20);
+  for (int64_t offset = 0; offset < file.size(); offset += std::ssize(buffer)) {
+    buffer.resize(static_cast<size_t>(std::min(std::ssize(buffer), file.size() - offset)));
+    file.read(offset, buffer);
+    is_good = is_good && EVP_DigestUpdate(hash.get(), buffer.data(), buffer.size()) == 1;
+  }
   Digest digest;
   if (!is_good || EVP_DigestFinal_ex(hash.get(), digest.data(), nullptr) != 1)
     fail("sha256", "OpenSSL could not hash {}", path);

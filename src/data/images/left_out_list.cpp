@@ -5,15 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/file_system.h"
 #include "core/files/input_file.h"
 #include "core/text/json_text.h"
 #include "core/text/utf8.h"
@@ -95,8 +94,8 @@ std::string left_out_name(const Json& line) {
 Json read_left_out(const std::string& path) {
   Json lines = Json::array();
   if (!std::filesystem::exists(path)) return lines;
-  std::ifstream file = input_stream("train", path);
-  for (std::string text; std::getline(file, text) && !file.eof();)
+  LineReader file("train", path);
+  for (std::string text; file.next(text) && file.is_whole();)
     if (Json line = parse_line(text); !line.is_null()) lines.push_back(std::move(line));
   return lines;
 }
@@ -104,8 +103,8 @@ Json read_left_out(const std::string& path) {
 void prepare_left_out(const std::string& path, int64_t stage, bool begins) {
   if (!std::filesystem::exists(path)) return;
   std::string text;
-  std::ifstream file(path, std::ios::binary);
-  for (std::string own; std::getline(file, own) && !file.eof();) {
+  LineReader file("train", path);
+  for (std::string own; file.next(own) && file.is_whole();) {
     const Json line = parse_line(own);
     if (line.is_null() || line.value("stage", int64_t{-1}) > stage - (begins ? 1 : 0)) continue;
     text += own + '\n';
@@ -125,13 +124,10 @@ LeftOutList::~LeftOutList() { ::close(file_); }
 
 // Reads what this object or others have added. Returns true if a torn line ends it.
 bool LeftOutList::read_on() {
-  std::string text;
-  std::array<char, 1 << 16> block;
-  for (ssize_t count = 0;;) {
-    count = ::pread(file_, block.data(), block.size(), num_read_ + std::ssize(text));
-    if (count <= 0) break;
-    text.append(block.data(), static_cast<size_t>(count));
-  }
+  const off_t end_of_file = ::lseek(file_, 0, SEEK_END);
+  std::string text(static_cast<size_t>(std::max<int64_t>(end_of_file - num_read_, 0)), '\0');
+  if (read_at(file_, std::as_writable_bytes(std::span(text)), num_read_) != std::ssize(text))
+    fail("train", "cannot read {}: {}", path_, std::strerror(errno));
   size_t begin = 0;
   for (size_t end = 0; (end = text.find('\n', begin)) != text.npos; begin = end + 1) {
     const Json line = parse_line(std::string_view(text).substr(begin, end - begin));
@@ -152,9 +148,8 @@ int64_t LeftOutList::add(std::vector<nlohmann::ordered_json> lines) {
     text += line.dump() + '\n';
     ++num_added;
   }
-  const ssize_t written = ::write(file_, text.data(), text.size());
-  if (written != std::ssize(text) || ::fdatasync(file_) != 0)
-    fail("train", "cannot write {}: {}", path_, std::strerror(errno));
+  append_whole(file_, "train", path_, text);
+  if (::fdatasync(file_) != 0) fail("train", "cannot write {}: {}", path_, std::strerror(errno));
   return num_added;
 }
 

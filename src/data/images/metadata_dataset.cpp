@@ -2,7 +2,6 @@
 // them.
 #include <array>
 #include <filesystem>
-#include <fstream>
 #include <unordered_set>
 
 #include "core/error.h"
@@ -36,13 +35,13 @@ std::string file_name_of(const nlohmann::json& fields, const char* key, const st
 }  // namespace
 
 std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::string& metadata_path) {
-  std::ifstream file = input_stream("dataset", metadata_path);
+  LineReader file("dataset", metadata_path);
   std::vector<ImageRecord> records;
   LabelCollector labels;
   MissingCaptions missing;
   std::unordered_set<std::string> names;
   int64_t line_number = 0;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string line; file.next(line);) {
     const std::string where = fmt::format("{}, line {}", metadata_path, ++line_number);
     if (without_trailing_space(line).empty()) continue;
     const auto fields = parse_line(line, where);

@@ -9,10 +9,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/byte_writer.h"
+#include "core/files/file_system.h"
 #include "core/files/xxh3.h"
 #include "data/images/npz.h"
 
@@ -112,7 +114,7 @@ class Writer : public NpzImageWriter {
     if (image.height != height_ || image.width != width_)
       fail("npz", "expected images of {} x {}, got {} x {}", width_, height_, image.width, image.height);
     if (num_written_ == num_images_) fail("npz", "expected {} images, got one more ({})", num_images_, path_);
-    write_at(data_end(), image.rgb.data(), image.rgb.size());
+    write(data_end(), std::as_bytes(std::span(image.rgb)));
     checksum_ = crc32_z(checksum_, image.rgb.data(), image.rgb.size());
     ++num_written_;
   }
@@ -122,9 +124,9 @@ class Writer : public NpzImageWriter {
       fail("npz", "expected {} images, got {} ({})", num_images_, num_written_, path_);
     if (fd_ < 0) return;  // it was complete when it was opened
     const std::string end = archive_end(member_size_, data_end(), static_cast<uint32_t>(checksum_));
-    write_at(data_end(), end.data(), end.size());
+    write(data_end(), std::as_bytes(std::span(end)));
     const std::string checksum = ByteWriter().u32(checksum_).bytes();
-    write_at(kChecksumOffset, checksum.data(), checksum.size());
+    write(kChecksumOffset, std::as_bytes(std::span(checksum)));
     if (::fsync(fd_) != 0 || ::rename(partial_.c_str(), path_.c_str()) != 0) fail_writing();
     fd_.close();
   }
@@ -134,23 +136,22 @@ class Writer : public NpzImageWriter {
   int64_t data_end() const { return static_cast<int64_t>(header_.size()) + num_written_ * image_bytes(); }
   [[noreturn]] void fail_writing() const { fail_with_errno("npz", "write", path_, errno); }
 
-  void write_at(int64_t offset, const void* data, size_t size) {
-    const char* next = static_cast<const char*>(data);
-    while (size > 0) {
-      const ssize_t written = ::pwrite(fd_, next, size, offset);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail_writing();
-      next += written;
-      offset += written;
-      size -= written;
-    }
+  void write(int64_t offset, std::span<const std::byte> bytes) {
+    if (!write_at(fd_, bytes, offset)) fail_writing();
+  }
+
+  // Returns false if the file is shorter.
+  bool read(int fd, const std::string& file, int64_t offset, std::span<std::byte> to) const {
+    const int64_t got = read_at(fd, to, offset);
+    if (got < 0) fail("npz", "cannot read {}: {}", file, std::strerror(errno));
+    return got == std::ssize(to);
   }
 
   // Returns the bytes of a file before the images, with 0 in place of the checksum, which only a finished
   // file has. "" if the file is shorter.
-  std::string header_of(int fd) const {
+  std::string header_of(int fd, const std::string& file) const {
     std::string found(header_.size(), '\0');
-    if (::pread(fd, found.data(), found.size(), 0) != static_cast<ssize_t>(found.size())) return "";
+    if (!read(fd, file, 0, std::as_writable_bytes(std::span(found)))) return "";
     return found.replace(kChecksumOffset, 4, 4, '\0');
   }
 
@@ -168,9 +169,10 @@ class Writer : public NpzImageWriter {
   void check_finished_file() {
     Descriptor fd;
     fd.open(path_, O_RDONLY);
+    if (fd < 0) fail("npz", "cannot read {}: {}", path_, std::strerror(errno));
     struct stat status {};
     const int64_t data_size = static_cast<int64_t>(header_.size()) + num_images_ * image_bytes();
-    const std::string found = fd >= 0 ? header_of(fd) : "";
+    const std::string found = header_of(fd, path_);
     check_settings(found, path_);
     if (found != header_ || ::fstat(fd, &status) != 0 || status.st_size <= data_size)
       fail("npz",
@@ -186,7 +188,7 @@ class Writer : public NpzImageWriter {
     if (fd_ < 0 || ::fstat(fd_, &status) != 0) fail_writing();
     const int64_t header_size = static_cast<int64_t>(header_.size());
     if (status.st_size >= header_size) {
-      const std::string found = header_of(fd_);
+      const std::string found = header_of(fd_, partial_);
       check_settings(found, partial_);
       if (found != header_)
         fail("npz", "{} holds other images than {} of {} x {}: remove it or choose another name", partial_,
@@ -194,7 +196,7 @@ class Writer : public NpzImageWriter {
       num_written_ = std::min((status.st_size - header_size) / image_bytes(), num_images_);
     }
     if (::ftruncate(fd_, num_written_ > 0 ? data_end() : 0) != 0) fail_writing();
-    write_at(0, header_.data(), header_.size());
+    write(0, std::as_bytes(std::span(header_)));
     checksum_ = crc32_z(0, reinterpret_cast<const uint8_t*>(array_header_.data()), array_header_.size());
     add_written_images_to_checksum();
   }
@@ -203,8 +205,8 @@ class Writer : public NpzImageWriter {
     std::vector<uint8_t> image(image_bytes());
     for (int64_t i = 0; i < num_written_; ++i) {
       const int64_t offset = static_cast<int64_t>(header_.size()) + i * image_bytes();
-      if (::pread(fd_, image.data(), image.size(), offset) != static_cast<ssize_t>(image.size()))
-        fail("npz", "cannot read {}: {}", partial_, std::strerror(errno));
+      if (!read(fd_, partial_, offset, std::as_writable_bytes(std::span(image))))
+        fail("npz", "{} became shorter while it was read", partial_);
       checksum_ = crc32_z(checksum_, image.data(), image.size());
     }
   }

@@ -7,11 +7,13 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
+#include <span>
 #include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/file_system.h"
 #include "core/files/input_file.h"
 #include "core/files/xxh3.h"
 #include "core/text/utf8.h"
@@ -180,7 +182,8 @@ uint64_t RunPictures::content_of(int64_t index) const {
   uint64_t content = contents_[static_cast<size_t>(index)];
   const int64_t offset =
       index * static_cast<int64_t>(sizeof(Recorded)) + static_cast<int64_t>(offsetof(Recorded, content));
-  if (content == 0 && record_ >= 0 && ::pread(record_, &content, sizeof content, offset) != sizeof content)
+  if (content == 0 && record_ >= 0 &&
+      read_at(record_, std::as_writable_bytes(std::span(&content, 1)), offset) != sizeof content)
     return 0;
   return content;
 }
@@ -191,7 +194,7 @@ void RunPictures::remember(int64_t index, uint64_t hash) const {
   if (record_ < 0) return;
   const int64_t offset =
       index * static_cast<int64_t>(sizeof(Recorded)) + static_cast<int64_t>(offsetof(Recorded, content));
-  [[maybe_unused]] const ssize_t written = ::pwrite(record_, &hash, sizeof hash, offset);
+  static_cast<void>(write_at(record_, std::as_bytes(std::span(&hash, 1)), offset));
 }
 
 std::vector<RunPictures::Recorded> RunPictures::recorded() const {
@@ -218,21 +221,28 @@ void RunPictures::record_in(const std::string& run, int64_t stage, bool is_new) 
   if (record_ < 0) fail("train", "cannot write {}: {}", path, std::strerror(errno));
   const std::vector<Recorded> own = recorded();
   std::vector<Recorded> found(own.size());
-  const auto num_bytes = static_cast<ssize_t>(own.size() * sizeof(Recorded));
-  const bool is_whole = ::pread(record_, found.data(), static_cast<size_t>(num_bytes), 0) == num_bytes;
-  if (is_whole && std::ranges::equal(own, found, {}, &Recorded::file, &Recorded::file)) {
+  const auto bytes = std::as_writable_bytes(std::span(found));
+  const int64_t num_read = read_at(record_, bytes, 0);
+  if (num_read < 0) fail("train", "cannot read {}: {}", path, std::strerror(errno));
+  if (num_read == std::ssize(bytes) && std::ranges::equal(own, found, {}, &Recorded::file, &Recorded::file)) {
     for (size_t i = 0; i < found.size(); ++i)
       if (own[i].content != kLeftOut) contents_[i] = found[i].content;
-  } else if (::pwrite(record_, own.data(), static_cast<size_t>(num_bytes), 0) != num_bytes ||
-             ::ftruncate(record_, num_bytes) != 0) {
+  } else if (!write_at(record_, std::as_bytes(std::span(own)), 0) ||
+             ::ftruncate(record_, std::ssize(bytes)) != 0) {
     fail("train", "cannot write {}: {}", path, std::strerror(errno));
   }
 }
 
 std::string RunPictures::first_unrecorded(const std::string& run, int64_t stage) const {
+  const std::string path = record_path(run, stage);
+  if (!std::filesystem::exists(path)) return "";
+  const std::vector<std::byte> bytes = read_file("train", path);
   std::unordered_set<uint64_t> found;
-  std::ifstream file(record_path(run, stage), std::ios::binary);
-  for (Recorded entry; file.read(reinterpret_cast<char*>(&entry), sizeof entry);) found.insert(entry.file);
+  for (size_t begin = 0; begin + sizeof(Recorded) <= bytes.size(); begin += sizeof(Recorded)) {
+    Recorded entry;
+    std::memcpy(&entry, bytes.data() + begin, sizeof entry);
+    found.insert(entry.file);
+  }
   if (found.empty()) return "";
   const std::vector<Recorded> own = recorded();
   const auto other =

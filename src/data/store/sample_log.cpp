@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/files/file_system.h"
 #include "core/files/mapped_file.h"
 #include "core/files/xxh3.h"
 
@@ -95,18 +96,12 @@ void SampleLog::append(const Record& record) {
   std::memcpy(bytes.data(), &header, sizeof(header));
   header.checksum = xxh3(std::span<const std::byte>(bytes).subspan(sizeof(header.checksum)));
   std::memcpy(bytes.data(), &header, sizeof(header));
-  size_t written = 0;
-  while (written < bytes.size()) {
-    const ssize_t count = ::pwrite(fd_, bytes.data() + written, bytes.size() - written, size_ + written);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      const int error = errno;
-      cut(size_);
-      fail("feature store",
-           "cannot write {}: {}: make room and run the same command again; the samples so far are kept",
-           path_, std::strerror(error));
-    }
-    written += static_cast<size_t>(count);
+  if (!write_at(fd_, bytes, size_)) {
+    const int error = errno;
+    cut(size_);
+    fail("feature store",
+         "cannot write {}: {}: make room and run the same command again; the samples so far are kept", path_,
+         std::strerror(error));
   }
   size_ += static_cast<int64_t>(bytes.size());
 }

@@ -1,7 +1,6 @@
 #include "text/tokenizers/subword_model.h"
 
 #include <array>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
@@ -142,7 +141,7 @@ Vocabulary read_vocabulary(const std::filesystem::path& path) {
 
 std::unordered_map<uint64_t, Merge> read_merges(const std::filesystem::path& path,
                                                 const Vocabulary& vocabulary) {
-  std::ifstream file = input_stream("tokenizer", path.string());
+  LineReader file("tokenizer", path.string());
   const auto id_of = [&](const std::string& token) {
     const std::optional<int64_t> id = vocabulary.find(token);
     if (!id) fail("tokenizer", "token {:?} of {} is not in vocab.json", token, path.string());
@@ -151,7 +150,7 @@ std::unordered_map<uint64_t, Merge> read_merges(const std::filesystem::path& pat
   std::unordered_map<uint64_t, Merge> merges;
   std::string line;
   uint64_t rank = 0;
-  for (int64_t number = 1; std::getline(file, line); ++number) {
+  for (int64_t number = 1; file.next(line); ++number) {
     if (line.ends_with('\r')) line.pop_back();
     if (line.starts_with("#version")) continue;
     const size_t blank = line.find(' ');

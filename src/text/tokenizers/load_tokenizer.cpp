@@ -158,15 +158,19 @@ const TokenizerKind& kind_of(const fs::path& folder) {
        folder.string());
 }
 
+// Throws Error if no token has this role, or an empty one.
+int64_t id_of_role(const char* role, const TokenizerConfig& config, const AddedTokens& tokens) {
+  const auto content = config.roles.find(role);
+  const auto id = content == config.roles.end() ? std::nullopt : tokens.id_of(content->second);
+  if (!id) fail("tokenizer", "the tokenizer has no {}", role);
+  return *id;
+}
+
 // Returns the kind's frame. A kind without one follows the settings add_bos_token and add_eos_token.
 SpecialFrame frame_of(const TokenizerKind& kind, const TokenizerConfig& config, const AddedTokens& tokens) {
   const auto ids_of = [&](const std::vector<const char*>& roles) {
     TokenIds ids;
-    for (const char* role : roles) {
-      const auto content = config.roles.find(role);
-      if (content == config.roles.end()) fail("tokenizer", "the tokenizer has no {}", role);
-      ids.push_back(*tokens.id_of(content->second));
-    }
+    for (const char* role : roles) ids.push_back(id_of_role(role, config, tokens));
     return ids;
   };
   const JsonConfig settings = settings_of(config);
@@ -230,7 +234,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const fs::path& path) {
   tokenizer->frame_ = frame_of(kind, config, *tokenizer->tokens_);
   tokenizer->pads_left_ = settings.choice("padding_side", "right", {"left", "right"}) == "left";
   if (!config.roles.contains("pad_token")) fail("tokenizer", "{} names no pad_token", folder.string());
-  tokenizer->pad_id_ = *tokenizer->tokens_->id_of(config.roles.at("pad_token"));
+  tokenizer->pad_id_ = id_of_role("pad_token", config, *tokenizer->tokens_);
   tokenizer->max_length_ = max_length_of(settings);
   tokenizer->fingerprint_ = fingerprint_of(folder, kind, config, *tokenizer->tokens_, tokenizer->frame_);
   return tokenizer;

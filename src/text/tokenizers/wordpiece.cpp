@@ -1,6 +1,5 @@
 #include "text/tokenizers/subword_model.h"
 
-#include <fstream>
 #include <utility>
 
 #include "core/error.h"
@@ -110,10 +109,10 @@ class WordPiece : public SubwordModel {
 
 std::unique_ptr<SubwordModel> load_wordpiece(const std::filesystem::path& path,
                                              const WordPieceOptions& options) {
-  std::ifstream file = input_stream("tokenizer", path.string());
+  LineReader file("tokenizer", path.string());
   Vocabulary vocabulary;
   std::string line;
-  for (int64_t id = 0; std::getline(file, line); ++id) {
+  for (int64_t id = 0; file.next(line); ++id) {
     while (!line.empty() && std::string_view(" \t\r\n\v\f").find(line.back()) != std::string_view::npos)
       line.pop_back();
     check_utf8(line);
