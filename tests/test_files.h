@@ -1,4 +1,4 @@
-// Temporary folders, raw files and messages, for the tests of readers and writers.
+// Temporary folders, raw files, messages and matchers: what tests of every room share.
 #pragma once
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -77,3 +77,10 @@ std::string message_of(Action&& action) {
 }
 
 }  // namespace kiln::test
+
+// What most tests name.
+namespace kiln {
+using test::TempFolder, test::message_of, test::read_bytes, test::write_bytes;
+using ::testing::AllOf, ::testing::ElementsAre, ::testing::EndsWith, ::testing::HasSubstr, ::testing::IsEmpty,
+    ::testing::Not, ::testing::StartsWith, ::testing::ThrowsMessage;
+}  // namespace kiln
