@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <concepts>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -77,7 +78,7 @@ inline bool break_store() {
 }
 
 // The message of the Error that `action` must throw; it must be one line.
-template <class Action>
+template <std::invocable Action>
 std::string message_of(Action&& action) {
   try {
     action();
