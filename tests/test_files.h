@@ -1,10 +1,11 @@
-// Temporary folders, raw files and messages, for the tests of readers and writers.
+// Temporary folders, raw files, messages and matchers: what tests of every room share.
 #pragma once
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <concepts>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -42,6 +43,20 @@ inline std::string read_bytes(const std::string& path) {
   return text.str();
 }
 
+// What an action prints.
+template <class Action>
+std::string stdout_of(Action&& action) {
+  ::testing::internal::CaptureStdout();
+  action();
+  return ::testing::internal::GetCapturedStdout();
+}
+template <class Action>
+std::string stderr_of(Action&& action) {
+  ::testing::internal::CaptureStderr();
+  action();
+  return ::testing::internal::GetCapturedStderr();
+}
+
 // The descriptor of the only BlockStore there is, whose file has no name to be opened by; -1: there is none.
 inline int descriptor_of_store() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -63,7 +78,7 @@ inline bool break_store() {
 }
 
 // The message of the Error that `action` must throw; it must be one line.
-template <class Action>
+template <std::invocable Action>
 std::string message_of(Action&& action) {
   try {
     action();
@@ -76,4 +91,22 @@ std::string message_of(Action&& action) {
   return "";
 }
 
+// The text holds each of these.
+template <class... Texts>
+auto has_all(const Texts&... texts) {
+  return ::testing::AllOf(::testing::HasSubstr(std::string(texts))...);
+}
+
 }  // namespace kiln::test
+
+// The statement throws an Error of one line, which holds each of the texts.
+#define EXPECT_ERROR(statement, ...) \
+  EXPECT_THAT(::kiln::test::message_of([&] { statement; }), ::kiln::test::has_all(__VA_ARGS__))
+
+// What most tests name.
+namespace kiln {
+using test::TempFolder, test::has_all, test::message_of, test::read_bytes, test::stderr_of, test::stdout_of,
+    test::write_bytes;
+using ::testing::AllOf, ::testing::ElementsAre, ::testing::EndsWith, ::testing::HasSubstr, ::testing::IsEmpty,
+    ::testing::Not, ::testing::StartsWith, ::testing::ThrowsMessage;
+}  // namespace kiln

@@ -1,20 +1,11 @@
 #include "checkpoint/train_state.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-
-#include "core/error.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 class TrainState : public ::testing::Test {
  protected:
@@ -94,15 +85,13 @@ void flip_byte(const fs::path& path, size_t position) {
 
 TEST_F(TrainState, AFlippedByteOfItIsDamage) {
   const fs::path folder = write(1), path = folder / "train_state.json";
-  std::ifstream file(path);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string text = read_bytes(path);
   for (const char* value : {"\"images_seen\": ", "\"seed\": ", "\"xxh3\": \""}) {
     const size_t position = text.find(value) + std::string(value).size();
     ASSERT_LT(position, text.size());
     flip_byte(path, position);
     EXPECT_TRUE(steps().empty()) << value;
-    EXPECT_THAT([&] { read_train_state(folder); },
-                ThrowsMessage<Error>(HasSubstr("train_state.json has other bytes than were written")));
+    EXPECT_ERROR(read_train_state(folder), "train_state.json has other bytes than were written");
     flip_byte(path, position);
   }
   EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
@@ -135,11 +124,12 @@ TEST_F(TrainState, TellsTheChecksumsOfItsFiles) {
 }
 
 TEST_F(TrainState, AReaderOfOneFileTakesTheNewestThatIsWhole) {
+  const auto find = [&](const std::string& name) {
+    return newest_checked_file(run_, [&](const std::string& folder) { return folder + "/" + name; });
+  };
   const auto newest = [&](const std::string& name) {
-    ::testing::internal::CaptureStderr();
-    const std::string path = newest_checked_file(
-        run_, [&](const std::string& folder) { return (fs::path(folder) / name).string(); });
-    warnings_ = ::testing::internal::GetCapturedStderr();
+    std::string path;
+    warnings_ = stderr_of([&] { path = find(name); });
     return path;
   };
   EXPECT_EQ(newest("model.safetensors"), "");
@@ -152,11 +142,8 @@ TEST_F(TrainState, AReaderOfOneFileTakesTheNewestThatIsWhole) {
                            " has other bytes than were written\n");
   EXPECT_EQ(newest("notes"), second / "notes");  // of which nothing is known
   flip_byte(first / "model.safetensors", 0);
-  EXPECT_THAT(test::message_of([&] {
-                newest_checked_file(run_,
-                                    [](const std::string& folder) { return folder + "/model.safetensors"; });
-              }),
-              HasSubstr("none of the 2 checkpoints of " + run_.string() + " is whole: model.safetensors of"));
+  EXPECT_ERROR(find("model.safetensors"),
+               "none of the 2 checkpoints of " + run_.string() + " is whole: model.safetensors of");
 }
 
 // Another start, or another machine, may see it.
@@ -165,14 +152,14 @@ TEST_F(TrainState, WhatCannotBeReadIsNoDamage) {
   const fs::path state = fs::path(list_checkpoints(run_).back().folder) / "train_state.json";
   fs::remove(state);
   fs::create_symlink(state, state);  // too many levels of symbolic links
-  EXPECT_THAT(test::message_of([&] { list_checkpoints(run_); }), HasSubstr("cannot read " + state.string()));
+  EXPECT_ERROR(list_checkpoints(run_), "cannot read " + state.string());
   fs::remove(state);
   EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
   EXPECT_EQ(damaged_checkpoints(run_).size(), 1u);
   fs::remove_all(run_ / "checkpoints");
   EXPECT_TRUE(list_checkpoints(run_).empty());
   std::ofstream(run_ / "checkpoints") << "a file";
-  EXPECT_THAT(test::message_of([&] { list_checkpoints(run_); }), HasSubstr("checkpoints: Not a directory"));
+  EXPECT_ERROR(list_checkpoints(run_), "checkpoints: Not a directory");
 }
 
 TEST_F(TrainState, WhatIsSetAsideIsNoCheckpointAndStays) {
@@ -218,10 +205,10 @@ TEST_F(TrainState, ACheckpointOfTheSameStepIsReplaced) {
 TEST_F(TrainState, ErrorsNameTheFile) {
   const fs::path folder = write(1);
   std::ofstream(folder / "train_state.json") << "{\"step\": 1}";
-  EXPECT_THAT([&] { read_train_state(folder); }, ThrowsMessage<Error>(HasSubstr("train_state.json")));
-  EXPECT_THAT([&] { read_train_state(run_ / "absent"); }, ThrowsMessage<Error>(HasSubstr("cannot read")));
+  EXPECT_ERROR(read_train_state(folder), "train_state.json");
+  EXPECT_ERROR(read_train_state(run_ / "absent"), "cannot read");
   std::ofstream(run_ / "file") << "";
-  EXPECT_THAT([&] { CheckpointWriter(run_ / "file", 1); }, ThrowsMessage<Error>(HasSubstr("cannot create")));
+  EXPECT_ERROR(CheckpointWriter(run_ / "file", 1), "cannot create");
 }
 
 TEST(CheckpointNames, ArePublished) {

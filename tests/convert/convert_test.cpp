@@ -1,14 +1,13 @@
 #include "convert/convert.h"
 #include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <csignal>
 
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/train_state.h"
+#include "models/denoiser_checks.h"
 #include "models/denoisers/dit/dit.h"
 #include "models/load_model.h"
 #include "models/registry.h"
@@ -17,19 +16,8 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
-using test::TempFolder;
-using testing::AllOf;
-using testing::HasSubstr;
-
 DitConfig small_config() {
-  DitConfig config;
-  config.input_size = 8;
-  config.hidden_size = 64;
-  config.depth = 2;
-  config.num_heads = 1;
-  config.num_classes = 5;
-  return config;
+  return {.input_size = 8, .hidden_size = 64, .depth = 2, .num_heads = 1, .num_classes = 5};
 }
 
 // Every weight drawn, so that no two tensors of a shape are equal; pos_embed as computed.
@@ -93,13 +81,12 @@ TEST(DitArchitecture, OthersAndMisfitsAreTold) {
   EXPECT_FALSE(recognise_denoiser({{"encoder.conv_in.weight", {128, 3, 3, 3}}}, {}));
   WeightShapes shapes = shapes_of(random_weights(small_config()));
   shapes["final_layer.linear.weight"] = {17, 64};
-  EXPECT_THAT(message_of([&] { recognise_dit(shapes, {}); }),
-              HasSubstr("expected 16 (noise alone) or 32 (with sigma)"));
+  EXPECT_ERROR(recognise_dit(shapes, {}), "expected 16 (noise alone) or 32 (with sigma)");
   shapes = shapes_of(random_weights(small_config()));
   shapes["pos_embed"] = {1, 15, 64};
-  EXPECT_THAT(message_of([&] { recognise_dit(shapes, {}); }), HasSubstr("expected a square number"));
+  EXPECT_ERROR(recognise_dit(shapes, {}), "expected a square number");
   shapes["x_embedder.proj.weight"] = {100, 4, 2, 2};
-  EXPECT_THAT(message_of([&] { recognise_dit(shapes, {}); }), HasSubstr("--num-heads"));
+  EXPECT_ERROR(recognise_dit(shapes, {}), "--num-heads");
 }
 
 TEST(DitDiffusers, GoesThereAndBack) {
@@ -122,9 +109,8 @@ TEST(DitDiffusers, MissingAndUnknownKeysAreAllListed) {
   there.erase("proj_out_2.bias");
   there.erase("transformer_blocks.0.attn1.to_q.bias");
   there["extra"] = at::ones({1});
-  EXPECT_THAT(message_of([&] { dit_from_diffusers(config, there, "there"); }),
-              AllOf(HasSubstr("missing keys: proj_out_2.bias, transformer_blocks.0.attn1.to_q.bias"),
-                    HasSubstr("unknown keys: extra")));
+  EXPECT_ERROR(dit_from_diffusers(config, there, "there"),
+               "missing keys: proj_out_2.bias, transformer_blocks.0.attn1.to_q.bias", "unknown keys: extra");
 }
 
 // A folder as the trainer leaves it, with two checkpoints; the newer one is still incomplete.
@@ -180,17 +166,14 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
   convert({.in = folder / "w.pt", .out = folder / "with_record"});
   EXPECT_EQ(read_json(folder / "with_record/transformer/config.json")["num_attention_heads"], 4);
   std::filesystem::remove(folder / "w.pt.json");
-  testing::internal::CaptureStdout();
-  convert({.in = folder / "w.pt", .out = folder / "third"});
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  const auto told = [&](const char* in, const char* out) {
+    return stdout_of([&] { convert({.in = folder / in, .out = folder / out}); });
+  };
+  EXPECT_THAT(told("w.pt", "third"), HasSubstr("num_heads 1 is assumed"));
   // Nor does a guess become knowledge on its way through safetensors, and every target tells it.
-  testing::internal::CaptureStdout();
-  convert({.in = folder / "w.pt", .out = folder / "guessed.safetensors"});
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  EXPECT_THAT(told("w.pt", "guessed.safetensors"), HasSubstr("num_heads 1 is assumed"));
   EXPECT_FALSE(find_weights(folder / "guessed.safetensors").record.model_config.contains("num_heads"));
-  testing::internal::CaptureStdout();
-  convert({.in = folder / "guessed.safetensors", .out = folder / "guessed.pt"});
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  EXPECT_THAT(told("guessed.safetensors", "guessed.pt"), HasSubstr("num_heads 1 is assumed"));
   convert({.in = folder / "w.pt", .out = folder / "fourth", .num_heads = 4});
   EXPECT_EQ(read_json(folder / "fourth/transformer/config.json")["num_attention_heads"], 4);
 }
@@ -199,14 +182,8 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
 // size that the model was built for.
 TEST(Convert, ThePictureOfACardHasTheLatentsThatItsAutoencoderMakes) {
   const TempFolder folder;
-  const nlohmann::json config = {{"sample_size", 8},
-                                 {"block_out_channels", {8, 16}},
-                                 {"layers_per_block", 1},
-                                 {"down_block_types", {"CrossAttnDownBlock2D", "DownBlock2D"}},
-                                 {"up_block_types", {"UpBlock2D", "CrossAttnUpBlock2D"}},
-                                 {"norm_num_groups", 4},
-                                 {"cross_attention_dim", 12},
-                                 {"attention_head_dim", 2}};
+  nlohmann::json config = kTinyUnet;
+  config["layers_per_block"] = 1;
   ModelRecord record = {.model = "unet2d_condition",
                         .model_config = resolve_denoiser_config("unet2d_condition", config),
                         .objective = {{"type", "flow"}, {"shift", 3.0}},
@@ -230,8 +207,7 @@ TEST(Convert, ARunWithoutNullClassCannotBecomeAPipeline) {
   DitConfig config = small_config();
   config.class_dropout_prob = 0;
   make_run(folder / "run", config, random_weights(config));
-  EXPECT_THAT(message_of([&] { convert({.in = folder / "run", .out = folder / "pipeline"}); }),
-              HasSubstr("no null class"));
+  EXPECT_ERROR(convert({.in = folder / "run", .out = folder / "pipeline"}), "no null class");
   EXPECT_EQ(folder.num_files(), 1u);
 }
 
@@ -249,10 +225,9 @@ TEST(Convert, OptionsWithoutEffectAndUnknownNamesAreRefused) {
               HasSubstr("expected --objective to be one of"));
   EXPECT_THAT(message({.out = folder / "x", .autoencoder = folder / "no-vae"}), HasSubstr("no-vae"));
   EXPECT_EQ(folder.num_files(), 1u);
-  EXPECT_THAT(message_of([&] { convert({.in = folder / "absent", .out = folder / "x"}); }),
-              HasSubstr("does not exist"));
+  EXPECT_ERROR(convert({.in = folder / "absent", .out = folder / "x"}), "does not exist");
   test::write_bytes(folder / "store.json", "{}");
-  EXPECT_THAT(message_of([&] { find_weights(folder / ""); }), HasSubstr("kiln store inspect"));
+  EXPECT_ERROR(find_weights(folder / ""), "kiln store inspect");
 }
 
 TEST(Convert, UnknownArchitecturesChangeTheirFormatOnly) {
@@ -261,11 +236,10 @@ TEST(Convert, UnknownArchitecturesChangeTheirFormatOnly) {
   convert({.in = folder / "vae.safetensors", .out = folder / "vae.pt"});
   EXPECT_TRUE(at::equal(load_tensors(folder / "vae.pt").begin()->second,
                         load_tensors(folder / "vae.safetensors").begin()->second));
-  EXPECT_THAT(message_of([&] { convert({.in = folder / "vae.pt", .out = folder / "x"}); }),
-              HasSubstr("is of an architecture that has no diffusers folder here"));
-  EXPECT_THAT(
-      message_of([&] { convert({.in = folder / "vae.pt", .out = folder / "x.pt", .model = "DiT-S/2"}); }),
-      HasSubstr("does not hold a DiT-S/2"));
+  EXPECT_ERROR(convert({.in = folder / "vae.pt", .out = folder / "x"}),
+               "is of an architecture that has no diffusers folder here");
+  EXPECT_ERROR(convert({.in = folder / "vae.pt", .out = folder / "x.pt", .model = "DiT-S/2"}),
+               "does not hold a DiT-S/2");
 }
 
 TEST(Convert, AFullDiskLeavesNoFolderBehind) {

@@ -1,15 +1,11 @@
 #include "core/text/yaml.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "test_files.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
-using ::testing::HasSubstr;
 
 std::string refusal(const std::string& text) {
   return test::message_of([&] { parse_yaml("recipe", text, "c.yaml"); });
@@ -52,8 +48,7 @@ TEST(Yaml, WhatIsNoConfigNamesItsLine) {
 
 TEST(Yaml, HugeAndDeepFilesAreRefused) {
   std::string deep = "a: ";
-  for (int level = 0; level < 100; ++level) deep += "[";
-  for (int level = 0; level < 100; ++level) deep += "]";
+  deep += std::string(100, '[') + std::string(100, ']');
   EXPECT_THAT(refusal(deep), HasSubstr("16 levels"));
   EXPECT_NE(refusal("a: " + std::string(100'000, '[')), "");
   EXPECT_THAT(refusal("a: " + std::string(2'000'000, 'x')), HasSubstr("bytes"));

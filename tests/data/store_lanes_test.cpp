@@ -1,5 +1,4 @@
 // Stores of several lanes, with the sizes of the original pictures.
-#include <gmock/gmock.h>
 
 #include "data/store/store_parts.h"
 #include "data/test_store.h"
@@ -7,11 +6,7 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
 using test::small_info;
-using test::TempFolder;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 StoreInfo lanes_info() {
   StoreInfo info = small_info();
@@ -79,7 +74,7 @@ TEST(StoreLanes, WithoutSamplesAreDropped) {
   EXPECT_THAT(FeatureStore::open(folder / "store")->info().lanes, ElementsAre(info.lanes[0], info.lanes[2]));
   StoreInfo other = info;
   other.lanes[2].aspect_ratio = 1.7;
-  EXPECT_THAT(message_of([&] { FeatureStoreWriter::open(folder / "store", other); }), HasSubstr("lanes ("));
+  EXPECT_ERROR(FeatureStoreWriter::open(folder / "store", other), "lanes (");
 }
 
 TEST(StoreLanes, OfPartsBecomeThoseOfTheStore) {
@@ -106,9 +101,8 @@ TEST(StoreLanes, SizesThatAreMissingAreNamed) {
   EXPECT_FALSE(root["lanes"][0].contains("aspect_ratio"));
   root["has_image_size"] = true;
   test::write_bytes(folder / "store/store.json", root.dump());
-  EXPECT_THAT(
-      message_of([&] { FeatureStore::open(folder / "store"); }),
-      HasSubstr("expected the size of the original picture of sample \"folder/image.0.v2.png\", got 0 x 0"));
+  EXPECT_ERROR(FeatureStore::open(folder / "store"),
+               "expected the size of the original picture of sample \"folder/image.0.v2.png\", got 0 x 0");
 }
 
 }  // namespace

@@ -1,20 +1,13 @@
 // Stores that have grown, and several of them as one.
 #include "data/store/store_source.h"
 
-#include <gmock/gmock.h>
-
 #include "data/loader/batches.h"
 #include "data/test_store.h"
 
 namespace kiln {
 namespace {
 
-using test::message_of;
-using test::small_info;
-using test::TempFolder;
-using test::write_store;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using test::small_info, test::write_store;
 
 // A store of 6 samples that has grown by 3 and by 2.
 void write_grown(const std::string& folder) {
@@ -45,7 +38,7 @@ TEST(StoreSource, PartsFollowEachOther) {
     EXPECT_EQ(store->label(id), there[id] % 3);
     EXPECT_THAT(store->sample_name(id), HasSubstr(fmt::format("image.{}.", there[id])));
   }
-  EXPECT_THAT(message_of([&] { store->label(11); }), HasSubstr("from 0 to 10"));
+  EXPECT_ERROR(store->label(11), "from 0 to 10");
 }
 
 TEST(StoreSource, AWeightHasNoEffectOnASingleOne) {
@@ -64,7 +57,7 @@ TEST(StoreSource, WhatIsUnfinishedDoesNotCount) {
   test::add_samples(*writer, small_info(), 4);
   EXPECT_EQ(store_parts(folder / "store").size(), 3u);
   const StoreSource missing{.store = folder / "store", .num_parts = 4};
-  EXPECT_THAT(message_of([&] { open_sources({&missing, 1}); }), HasSubstr("has 3 parts, 4 were trained on"));
+  EXPECT_ERROR(open_sources({&missing, 1}), "has 3 parts, 4 were trained on");
 }
 
 TEST(StoreSource, WeightsAndLanesOfSeveral) {

@@ -11,9 +11,6 @@ namespace kiln {
 namespace {
 
 using test::make_picture;
-using test::message_of;
-using test::TempFolder;
-using ::testing::HasSubstr;
 
 constexpr int64_t kSize = 8;
 
@@ -24,15 +21,13 @@ void write_classes(const TempFolder& folder, int64_t count) {
 }
 
 BatchOptions options_of(int num_threads) {
-  BatchOptions options;
-  options.seed = 7;
-  options.global_batch = 6;
-  options.rank = 1;
-  options.world_size = 2;
-  options.class_dropout_prob = 0.3;
-  options.null_class = 3;
-  options.num_threads = num_threads;
-  return options;
+  return {.seed = 7,
+          .global_batch = 6,
+          .rank = 1,
+          .world_size = 2,
+          .class_dropout_prob = 0.3,
+          .null_class = 3,
+          .num_threads = num_threads};
 }
 
 Pictures pictures_of(const PictureLaneOptions& options, int64_t downsample = 1) {
@@ -164,8 +159,8 @@ TEST(ImageBatches, OfBucketsAreTheBatchesOfTheirStoreBitForBit) {
         for (int step = 0; step < 8; ++step) expect_equal_batches(*direct, *stored, *pictures.images, *store);
       }
     }
-  EXPECT_THAT(message_of([&] { pictures_of({.data = extraction.data, .buckets = "512x512"}); }),
-              testing::AllOf(HasSubstr("none of the 38 pictures"), HasSubstr("--enlarge")));
+  EXPECT_ERROR(pictures_of({.data = extraction.data, .buckets = "512x512"}), "none of the 38 pictures",
+               "--enlarge");
 }
 
 // However many images are encoded at once: the same latents, all draws included.
@@ -242,7 +237,7 @@ TEST(Friction24, BrokenPicturesAreReplacedAlikeForAllThreadsAndPlaces) {
     EXPECT_EQ(batch->sample_ids, batches[step]->sample_ids);
     EXPECT_EQ(batch->x_0, batches[step]->x_0);
   }
-  EXPECT_THAT(message_of([&] { check_image_size(1, 0); }), HasSubstr("1 to 65536, got 0"));
+  EXPECT_ERROR(check_image_size(1, 0), "1 to 65536, got 0");
 }
 
 TEST(Friction24, ALaneWithoutAPictureThatCanBeDecodedIsAnError) {
@@ -250,7 +245,7 @@ TEST(Friction24, ALaneWithoutAPictureThatCanBeDecodedIsAnError) {
   write_classes(folder, 3);
   for (const char* name : {"0/00.png", "1/01.png", "2/02.png"}) cut_picture(folder / "images/" + name);
   const auto direct = open_images(folder, options_of(1));
-  EXPECT_THAT(message_of([&] { direct->next(); }), HasSubstr("no picture of a shape can be decoded"));
+  EXPECT_ERROR(direct->next(), "no picture of a shape can be decoded");
 }
 
 // An autoencoder on these cores needs half of them; pixels need none.

@@ -3,34 +3,21 @@
 #include "models/denoisers/dit/dit.h"
 #include "core/aten.h"
 
-#include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-
-#include "core/error.h"
 #include "models/denoiser_checks.h"
 #include "models/registry.h"
 
 namespace kiln {
 namespace {
 
-using testing::HasSubstr;
-
 const nlohmann::json kTinyDit = {{"input_size", 8},          {"patch_size", 2},  {"in_channels", 4},
                                  {"hidden_size", 48},        {"depth", 2},       {"num_heads", 3},
                                  {"mlp_ratio", 4.0},         {"num_classes", 5}, {"learn_sigma", true},
                                  {"class_dropout_prob", 0.1}};
 
-// Every path carries a signal: zero-initialised weights are drawn too.
 std::unique_ptr<Denoiser> random_dit(const nlohmann::json& config,
                                      at::ScalarType compute_dtype = at::kFloat) {
   auto denoiser = build_denoiser("dit", config, {.compute_dtype = compute_dtype});
-  initialize_weights(*denoiser, 0);
-  for (const auto& parameter : denoiser->parameters())
-    if (parameter->trainable)
-      initialize(parameter->value.dim() > 1 ? Init::normal(0.1) : Init::normal(0.2), 1, parameter->key,
-                 parameter->value);
+  draw_trained_weights(*denoiser, 0.1, 0.2);
   return denoiser;
 }
 
@@ -43,9 +30,7 @@ ModelInput tiny_input(int64_t batch = 3) {
 
 TEST(Dit, SegmentsAreEmbedBlocksFinal) {
   const auto denoiser = build_denoiser("dit", kTinyDit, {.device = at::kMeta});
-  std::vector<std::string> names;
-  for (const auto& segment : denoiser->segments()) names.push_back(segment->name());
-  EXPECT_THAT(names, testing::ElementsAre("embed", "blocks.0", "blocks.1", "final"));
+  EXPECT_THAT(names_of_segments(*denoiser), ElementsAre("embed", "blocks.0", "blocks.1", "final"));
 }
 
 TEST(Dit, ShapeTellsTheTrainerWhatItNeeds) {
@@ -112,11 +97,10 @@ TEST(Dit, InputsThatDoNotFitAreRefused) {
   const auto denoiser = random_dit(kTinyDit);
   ModelInput input = tiny_input();
   input.conditioning.class_labels = at::Tensor();
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("class_labels are missing"));
+  EXPECT_ERROR(denoiser->forward(input), "class_labels are missing");
   input = tiny_input();
   input.x_t = at::randn({3, 4, 16, 16});
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }),
-              HasSubstr("expected x_t of shape (B, 4, 8, 8), got (3, 4, 16, 16)"));
+  EXPECT_ERROR(denoiser->forward(input), "expected x_t of shape (B, 4, 8, 8), got (3, 4, 16, 16)");
 }
 
 TEST(LoadWeights, ListsEverythingThatIsWrongAndChangesNothing) {
@@ -129,11 +113,9 @@ TEST(LoadWeights, ListsEverythingThatIsWrongAndChangesNothing) {
   weights["blocks.7.attn.qkv.bias"] = at::zeros({3});
   weights["final_layer.linear.weight"] = at::zeros({1, 48});
   const at::Tensor before = denoiser->forward(tiny_input());
-  const std::string message = error_of([&] { load_weights(*denoiser, weights, "some.safetensors"); });
-  EXPECT_THAT(message, HasSubstr("some.safetensors"));
-  EXPECT_THAT(message, HasSubstr("missing keys: blocks.0.attn.qkv.bias;"));
-  EXPECT_THAT(message, HasSubstr("unknown keys: blocks.7.attn.qkv.bias;"));
-  EXPECT_THAT(message, HasSubstr("final_layer.linear.weight is (1, 48), expected (32, 48)"));
+  EXPECT_ERROR(load_weights(*denoiser, weights, "some.safetensors"), "some.safetensors",
+               "missing keys: blocks.0.attn.qkv.bias;", "unknown keys: blocks.7.attn.qkv.bias;",
+               "final_layer.linear.weight is (1, 48), expected (32, 48)");
   EXPECT_TRUE(at::equal(denoiser->forward(tiny_input()), before));
 }
 
@@ -142,8 +124,7 @@ TEST(LoadWeights, PositionTableOfAnotherSizeIsRefusedUnlessAbsent) {
   std::map<std::string, at::Tensor> weights;
   for (const auto& parameter : denoiser->parameters()) weights[parameter->key] = parameter->value.clone();
   weights["pos_embed"] = at::zeros({1, 64, 48});
-  EXPECT_THAT(error_of([&] { load_weights(*denoiser, weights, "file"); }),
-              HasSubstr("pos_embed is (1, 64, 48), expected (1, 16, 48)"));
+  EXPECT_ERROR(load_weights(*denoiser, weights, "file"), "pos_embed is (1, 64, 48), expected (1, 16, 48)");
   const at::Tensor before = denoiser->forward(tiny_input());
   weights.erase("pos_embed");
   load_weights(*denoiser, weights, "file");

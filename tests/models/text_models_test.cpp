@@ -1,13 +1,7 @@
 // PixArt and Sana as the trainer and the sampler use them: segment by segment, with weights of other dtypes,
 // on device meta, on ragged captions. tests/reference/test_pixart.py and test_sana.py hold their numbers
 // against other implementations.
-#include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
-#include "core/aten.h"
-#include "core/error.h"
 #include "models/denoiser_checks.h"
 #include "models/registry.h"
 
@@ -15,7 +9,6 @@ namespace kiln {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
 
 constexpr int64_t kBatch = 3, kTextWidth = 20, kMaxRows = 5;
 
@@ -48,11 +41,7 @@ const TextModel kModels[] = {
 
 std::unique_ptr<Denoiser> random_model(const TextModel& model, at::ScalarType compute_dtype = at::kFloat) {
   auto denoiser = build_denoiser(model.name, json::parse(model.config), {.compute_dtype = compute_dtype});
-  initialize_weights(*denoiser, 0);
-  for (const auto& parameter : denoiser->parameters())  // every path carries a signal
-    if (parameter->trainable)
-      initialize(parameter->value.dim() > 1 ? Init::normal(0.15) : Init::normal(0.3), 1, parameter->key,
-                 parameter->value);
+  draw_trained_weights(*denoiser, 0.15, 0.3);
   return denoiser;
 }
 
@@ -82,9 +71,7 @@ class TextModels : public testing::TestWithParam<TextModel> {};
 TEST_P(TextModels, SegmentsAreEmbedBlocksFinal) {
   const auto denoiser =
       build_denoiser(GetParam().name, json::parse(GetParam().config), {.device = at::kMeta});
-  std::vector<std::string> names;
-  for (const auto& segment : denoiser->segments()) names.push_back(segment->name());
-  EXPECT_THAT(names, testing::ElementsAre("embed", "blocks.0", "blocks.1", "final"));
+  EXPECT_THAT(names_of_segments(*denoiser), ElementsAre("embed", "blocks.0", "blocks.1", "final"));
   EXPECT_EQ(denoiser->shape().conditioning.text_width, kTextWidth);
   EXPECT_GT(denoiser->shape().size_multiple, 0);
 }
@@ -141,13 +128,13 @@ TEST_P(TextModels, InputsThatDoNotFitAreRefused) {
   const auto denoiser = random_model(GetParam());
   ModelInput input = input_of(denoiser->shape());
   input.conditioning.text = TextRows();
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("captions are missing"));
+  EXPECT_ERROR(denoiser->forward(input), "captions are missing");
   input = input_of(denoiser->shape());
   input.conditioning.text = text_rows_of(at::randn({kBatch, 2, 7}), {});
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("expected captions of width 20, got 7"));
+  EXPECT_ERROR(denoiser->forward(input), "expected captions of width 20, got 7");
   input = input_of(denoiser->shape());
   input.x_t = at::randn({kBatch, 3, 8, 8});
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("expected x_t of shape (B, 4, H, W)"));
+  EXPECT_ERROR(denoiser->forward(input), "expected x_t of shape (B, 4, H, W)");
 }
 
 TEST_P(TextModels, ResolvedConfigIsCompleteAndBuildsTheSame) {
@@ -203,8 +190,7 @@ TEST(PixartCaptions, LongerThanTheNullCaptionTheyCannotBeDropped) {
   input.conditioning.text = text_rows_of(at::randn({kBatch, 7, kTextWidth}), {});
   denoiser->forward(input);
   input.conditioning.text.dropped = at::zeros({kBatch}, at::kBool);
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }),
-              HasSubstr("a caption has 7 rows: the model's null caption has 5"));
+  EXPECT_ERROR(denoiser->forward(input), "a caption has 7 rows: the model's null caption has 5");
 }
 
 TEST(PixartOfOneSize, UsesItsStoredPositions) {
@@ -215,35 +201,33 @@ TEST(PixartOfOneSize, UsesItsStoredPositions) {
   initialize_weights(*denoiser, 0);
   EXPECT_EQ(denoiser->shape().size_multiple, 0);
   ModelInput input = input_of(denoiser->shape());
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("expected x_t of shape (B, 4, 8, 8)"));
+  EXPECT_ERROR(denoiser->forward(input), "expected x_t of shape (B, 4, 8, 8)");
+}
+
+// What building a model of that config with this change says.
+std::string error_of_change(const char* family, size_t model, const json& change) {
+  json config = json::parse(kModels[model].config);
+  config.update(change);
+  return message_of([&] { build_denoiser(family, config, {.device = at::kMeta}); });
 }
 
 TEST(PixartConfig, NamesWhatIsWrong) {
-  const auto error_with = [](const json& change) {
-    json config = json::parse(kModels[0].config);
-    config.update(change);
-    return error_of([&] { build_denoiser("pixart", config, {.device = at::kMeta}); });
-  };
-  EXPECT_THAT(error_with({{"hiden_size", 3}}), HasSubstr("hiden_size"));
-  EXPECT_THAT(error_with({{"num_heads", 5}}),
-              HasSubstr("expected hidden_size divisible by num_heads 5, got 48"));
-  EXPECT_THAT(error_with({{"variant", "PixArtXS"}}), HasSubstr("variant"));
-  EXPECT_THAT(error_with({{"kv_compress_config",
-                           {{"sampling", "conv"}, {"scale_factor", 2}, {"kv_compress_layer", {7}}}}}),
+  const auto pixart = [](const json& change) { return error_of_change("pixart", 0, change); };
+  EXPECT_THAT(pixart({{"hiden_size", 3}}), HasSubstr("hiden_size"));
+  EXPECT_THAT(pixart({{"num_heads", 5}}), HasSubstr("expected hidden_size divisible by num_heads 5, got 48"));
+  EXPECT_THAT(pixart({{"variant", "PixArtXS"}}), HasSubstr("variant"));
+  EXPECT_THAT(pixart({{"kv_compress_config",
+                       {{"sampling", "conv"}, {"scale_factor", 2}, {"kv_compress_layer", {7}}}}}),
               HasSubstr("expected kv_compress_layer in 0..1, got 7"));
-  EXPECT_THAT(error_with({{"kv_compress_config", {{"scale_factor", 2}, {"kv_compress_layer", {1}}}}}),
+  EXPECT_THAT(pixart({{"kv_compress_config", {{"scale_factor", 2}, {"kv_compress_layer", {1}}}}}),
               HasSubstr("kv_compress_config.sampling"));
 }
 
 TEST(SanaConfig, NamesWhatIsWrong) {
-  const auto error_with = [](const json& change) {
-    json config = json::parse(kModels[3].config);
-    config.update(change);
-    return error_of([&] { build_denoiser("sana", config, {.device = at::kMeta}); });
-  };
-  EXPECT_THAT(error_with({{"cross_attention_dim", 99}}), HasSubstr("expected cross_attention_dim 24"));
-  EXPECT_THAT(error_with({{"qk_norm", "layer_norm"}}), HasSubstr("qk_norm"));
-  EXPECT_THAT(error_with({{"_class_name", "DiTTransformer2DModel"}}), HasSubstr("SanaTransformer2DModel"));
+  const auto sana = [](const json& change) { return error_of_change("sana", 3, change); };
+  EXPECT_THAT(sana({{"cross_attention_dim", 99}}), HasSubstr("expected cross_attention_dim 24"));
+  EXPECT_THAT(sana({{"qk_norm", "layer_norm"}}), HasSubstr("qk_norm"));
+  EXPECT_THAT(sana({{"_class_name", "DiTTransformer2DModel"}}), HasSubstr("SanaTransformer2DModel"));
 }
 
 // Counts of 0 and a patch embedding that is no convolution are not divided by.
@@ -256,7 +240,7 @@ TEST(CompletedConfig, LeavesImpossibleCountsForTheParserToRefuse) {
     const WeightShapes shapes = {{patch, {64, 4, 1, 1}},
                                  {"transformer_blocks.0.attn2.to_q.weight", {64, 64}}};
     EXPECT_EQ(complete({{key, 0}}, shapes).at(key), 0);
-    EXPECT_THAT(error_of([&] { family_of(model).resolve({{key, 0}}); }), HasSubstr(key));
+    EXPECT_ERROR(family_of(model).resolve({{key, 0}}), key);
     EXPECT_EQ(complete(json::object(), {{patch, {64, 4}}}), json::object());
   }
 }

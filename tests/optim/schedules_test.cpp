@@ -1,21 +1,14 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
 #include "optim/ema.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 TEST(LrSchedule, ListsWhatIsTestedHere) {
   EXPECT_THAT(choice_names<LrShape>(), ElementsAre("constant", "cosine", "linear"));
@@ -57,11 +50,9 @@ TEST(LrSchedule, LogWarmUpIsSteepAtFirst) {
 }
 
 TEST(LrSchedule, RefusesByOptionName) {
-  EXPECT_THAT([] { validate(LrSchedule{.peak = 0}); }, ThrowsMessage<Error>(HasSubstr("--lr ")));
-  EXPECT_THAT([] { validate(LrSchedule{.warmup_steps = -1}); },
-              ThrowsMessage<Error>(HasSubstr("--lr-warmup-steps")));
-  EXPECT_THAT([] { validate(LrSchedule{.min_lr_ratio = 2}); },
-              ThrowsMessage<Error>(HasSubstr("--min-lr-ratio")));
+  EXPECT_ERROR(validate(LrSchedule{.peak = 0}), "--lr ");
+  EXPECT_ERROR(validate(LrSchedule{.warmup_steps = -1}), "--lr-warmup-steps");
+  EXPECT_ERROR(validate(LrSchedule{.min_lr_ratio = 2}), "--min-lr-ratio");
 }
 
 TEST(EmaSchedule, ConstantIsConstantAndDiffusersWarmsUp) {
@@ -154,7 +145,7 @@ TEST(LossScaler, RefusesByOptionName) {
                                       {LossScalerOptions{.min_scale = 0}, "--loss-scale-min"},
                                       {LossScalerOptions{.growth_interval = 0}, "--loss-scale-window"},
                                       {LossScalerOptions{.hysteresis = 0}, "--loss-scale-hysteresis"}})
-    EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr(name)));
+    EXPECT_ERROR(validate(options), name);
 }
 
 }  // namespace

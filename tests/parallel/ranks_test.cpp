@@ -3,20 +3,15 @@
 #include "core/aten.h"
 
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <latch>
 #include <map>
 #include <thread>
-#include <vector>
 
-#include "core/error.h"
 #include "parallel/rank_threads.h"
 #include "parallel/ranks/rendezvous_store.h"
 #include "test_files.h"
@@ -24,12 +19,12 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-
-Ranks read(const std::map<std::string, std::string>& variables) {
+// With these variables: "RANK=0 WORLD_SIZE=2".
+Ranks read(const std::string& line) {
+  std::map<std::string, std::string> variables;
+  std::istringstream words(line);
+  for (std::string word; words >> word;)
+    variables[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
   return ranks_from_environment([&](const char* name) -> const char* {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
@@ -37,20 +32,15 @@ Ranks read(const std::map<std::string, std::string>& variables) {
 }
 
 TEST(Ranks, NoLauncherIsOneRank) {
-  EXPECT_EQ(read({}).world_size, 1);
+  EXPECT_EQ(read("").world_size, 1);
   // A batch script under Slurm that starts the program itself, without srun.
-  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).world_size, 1);
+  EXPECT_EQ(read("SLURM_PROCID=0 SLURM_NTASKS=8").world_size, 1);
 }
 
 TEST(Ranks, Torchrun) {
-  const Ranks ranks = read({{"RANK", "5"},
-                            {"WORLD_SIZE", "8"},
-                            {"LOCAL_RANK", "1"},
-                            {"LOCAL_WORLD_SIZE", "4"},
-                            {"MASTER_ADDR", "node0"},
-                            {"MASTER_PORT", "1234"},
-                            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                            {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  const Ranks ranks = read(
+      "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node0 MASTER_PORT=1234 "
+      "TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2");
   EXPECT_EQ(ranks.rank, 5);
   EXPECT_EQ(ranks.world_size, 8);
   EXPECT_EQ(ranks.local_rank, 1);
@@ -62,21 +52,17 @@ TEST(Ranks, Torchrun) {
 }
 
 TEST(Ranks, SlurmAndOpenMpi) {
-  const Ranks slurm = read({{"SLURM_PROCID", "9"},
-                            {"SLURM_STEP_NUM_TASKS", "16"},
-                            {"SLURM_LOCALID", "1"},
-                            {"SLURM_STEP_TASKS_PER_NODE", "8(x2)"},
-                            {"SLURM_STEP_NODELIST", "gpu[03-04]"},
-                            {"SLURM_JOB_ID", "4100123"}});
+  const Ranks slurm = read(
+      "SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=8(x2) "
+      "SLURM_STEP_NODELIST=gpu[03-04] SLURM_JOB_ID=4100123");
   EXPECT_EQ(slurm.rank, 9);
   EXPECT_EQ(slurm.local_world_size, 8);
   EXPECT_EQ(slurm.master_addr, "gpu03");
   EXPECT_EQ(slurm.master_port, 29500 + 4100123 % 20000);
   EXPECT_FALSE(slurm.launcher_hosts);
-  const Ranks mpi = read({{"OMPI_COMM_WORLD_RANK", "1"},
-                          {"OMPI_COMM_WORLD_SIZE", "2"},
-                          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  const Ranks mpi = read(
+      "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+      "OMPI_COMM_WORLD_LOCAL_SIZE=2");
   EXPECT_EQ(mpi.rank, 1);
   EXPECT_EQ(mpi.master_addr, "127.0.0.1");
   EXPECT_EQ(first_slurm_host("a"), "a");
@@ -90,55 +76,42 @@ TEST(Ranks, NodesOfSlurmMayHaveDifferentNumbersOfTasks) {
   EXPECT_THAT(slurm_tasks_per_node("2(x3),1"), ElementsAre(2, 2, 2, 1));
   EXPECT_THAT(slurm_tasks_per_node("4,8(x2)"), ElementsAre(4, 8, 8));
   for (const char* impossible : {"", "x", "2(x", "2(3)", "2,", "2;", "0", "2(x99999999)"})
-    EXPECT_THAT(message_of([&] { slurm_tasks_per_node(impossible); }), HasSubstr("tasks like 8(x2),4, got"));
+    EXPECT_ERROR(slurm_tasks_per_node(impossible), "tasks like 8(x2),4, got");
   const auto on_node = [](const char* tasks, const char* node, const char* rank, const char* local_rank) {
-    return read({{"SLURM_PROCID", rank},
-                 {"SLURM_STEP_NUM_TASKS", "12"},
-                 {"SLURM_LOCALID", local_rank},
-                 {"SLURM_STEP_TASKS_PER_NODE", tasks},
-                 {"SLURM_NODEID", node},
-                 {"SLURM_STEP_NODELIST", "gpu[03-04]"}});
+    return read(
+        fmt::format("SLURM_PROCID={} SLURM_LOCALID={} SLURM_STEP_TASKS_PER_NODE={} SLURM_NODEID={} "
+                    "SLURM_STEP_NUM_TASKS=12 SLURM_STEP_NODELIST=gpu[03-04]",
+                    rank, local_rank, tasks, node));
   };
   EXPECT_EQ(on_node("4,8", "0", "3", "3").local_world_size, 4);
   EXPECT_EQ(on_node("4,8", "1", "11", "7").local_world_size, 8);
   EXPECT_EQ(on_node("8,4", "1", "11", "3").local_world_size, 4);
-  EXPECT_THAT(message_of([&] { on_node("8,4", "2", "11", "3"); }), HasSubstr("SLURM_NODEID 2 is beyond"));
+  EXPECT_ERROR(on_node("8,4", "2", "11", "3"), "SLURM_NODEID 2 is beyond");
 }
 
 // A shell, in which the user starts ranks.
 TEST(Ranks, ASlurmStepOfOneTaskIsNoLauncher) {
-  const Ranks ranks = read({{"SLURM_PROCID", "0"},
-                            {"SLURM_STEP_NUM_TASKS", "1"},
-                            {"SLURM_LOCALID", "0"},
-                            {"SLURM_STEP_TASKS_PER_NODE", "1"}});
+  const Ranks ranks =
+      read("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1");
   EXPECT_FALSE(ranks.launched);
   EXPECT_EQ(ranks.world_size, 1);
 }
 
 TEST(Ranks, WhatIsMissingOrImpossibleIsNamed) {
-  EXPECT_THAT(message_of([] { read({{"WORLD_SIZE", "2"}}); }), HasSubstr("RANK is not set"));
-  EXPECT_THAT(message_of([] { read({{"RANK", "2"}, {"WORLD_SIZE", "2"}}); }), HasSubstr("RANK expects 0 to"));
-  EXPECT_THAT(message_of([] {
-                read({{"RANK", "x"}, {"WORLD_SIZE", "2"}});
-              }),
-              HasSubstr("RANK expects a number, got 'x'"));
-  EXPECT_THAT(message_of([] {
-                read({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
-              }),
-              HasSubstr("MASTER_ADDR is not set"));
+  EXPECT_ERROR(read("WORLD_SIZE=2"), "RANK is not set");
+  EXPECT_ERROR(read("RANK=2 WORLD_SIZE=2"), "RANK expects 0 to");
+  EXPECT_ERROR(read("RANK=x WORLD_SIZE=2"), "RANK expects a number, got 'x'");
+  EXPECT_ERROR(read("RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1"), "MASTER_ADDR is not set");
 }
 
 // Whatever this machine is called.
 TEST(Ranks, Finding3ThoseOfOneMachineMeetOnItsOwnAddress) {
-  const auto address_of = [](const std::map<std::string, std::string>& more) {
-    std::map<std::string, std::string> variables = {
-        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node0"}};
-    variables.insert(more.begin(), more.end());
-    return read(variables).master_addr;
+  const auto address_of = [](const std::string& more) {
+    return read("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=node0 " + more).master_addr;
   };
-  EXPECT_EQ(address_of({{"LOCAL_WORLD_SIZE", "2"}}), "127.0.0.1");
-  EXPECT_EQ(address_of({{"LOCAL_WORLD_SIZE", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}), "node0");
-  EXPECT_EQ(address_of({}), "node0") << "rank 0 may be elsewhere";
+  EXPECT_EQ(address_of("LOCAL_WORLD_SIZE=2"), "127.0.0.1");
+  EXPECT_EQ(address_of("LOCAL_WORLD_SIZE=2 TORCHELASTIC_USE_AGENT_STORE=True"), "node0");
+  EXPECT_EQ(address_of(""), "node0") << "rank 0 may be elsewhere";
 }
 
 TEST(Ranks, Finding3TheSecretOfAJob) {
@@ -147,16 +120,15 @@ TEST(Ranks, Finding3TheSecretOfAJob) {
   test::write_bytes(folder / "secret", secret + "\n");
   test::write_bytes(folder / "short", "\n");
   const auto with = [](const char* name, const std::string& value) {
-    return read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {name, value}}).secret;
+    return read(fmt::format("RANK=0 WORLD_SIZE=1 {}={}", name, value)).secret;
   };
   EXPECT_EQ(with("KILN_JOB_SECRET", secret), secret);
   EXPECT_EQ(with("KILN_JOB_SECRET_FILE", folder / "secret"), secret);
   EXPECT_EQ(with("KILN_JOB_SECRET", ""), "");
-  EXPECT_THAT(message_of([&] { with("KILN_JOB_SECRET", "short"); }),
-              HasSubstr("KILN_JOB_SECRET expects 16 characters or more, got 5"));
-  EXPECT_THAT(message_of([&] { with("KILN_JOB_SECRET_FILE", folder / "short"); }),
-              HasSubstr("KILN_JOB_SECRET_FILE expects 16 characters or more, got 0"));
-  EXPECT_THAT(message_of([&] { with("KILN_JOB_SECRET_FILE", folder / "absent"); }), HasSubstr("absent"));
+  EXPECT_ERROR(with("KILN_JOB_SECRET", "short"), "KILN_JOB_SECRET expects 16 characters or more, got 5");
+  EXPECT_ERROR(with("KILN_JOB_SECRET_FILE", folder / "short"),
+               "KILN_JOB_SECRET_FILE expects 16 characters or more, got 0");
+  EXPECT_ERROR(with("KILN_JOB_SECRET_FILE", folder / "absent"), "absent");
 }
 
 constexpr const char* kSecret = "0123456789abcdef";
@@ -197,22 +169,15 @@ std::shared_ptr<ProcessGroup> connect_alone(const Ranks& ranks) {
 TEST(Rendezvous, Finding3NorThatOfRankZeroOnOneMachine) {
   for (const char* address : {"", kElsewhere}) {
     const int64_t port = free_port();
-    const auto group = connect_alone(read({{"RANK", "0"},
-                                           {"WORLD_SIZE", "1"},
-                                           {"LOCAL_WORLD_SIZE", "1"},
-                                           {"MASTER_ADDR", address},
-                                           {"MASTER_PORT", fmt::to_string(port)}}));
+    const auto group = connect_alone(read(
+        fmt::format("RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR={} MASTER_PORT={}", address, port)));
     EXPECT_TRUE(is_open("127.0.0.1", port)) << address;
     EXPECT_FALSE(is_open(kElsewhere, port)) << address;
   }
 }
 
 TEST(Rendezvous, Finding3WhoeverElseCanReachItIsToldWithoutASecret) {
-  const auto warning_of = [](const Ranks& ranks) {
-    ::testing::internal::CaptureStderr();
-    connect_alone(ranks);
-    return ::testing::internal::GetCapturedStderr();
-  };
+  const auto warning_of = [](const Ranks& ranks) { return stderr_of([&] { connect_alone(ranks); }); };
   const Rendezvous of_launcher;
   const char* kWarning = "these ranks have no secret, so whoever reaches 127.0.0.";
   EXPECT_THAT(warning_of({.master_addr = kElsewhere, .master_port = free_port()}), HasSubstr(kWarning));
@@ -366,14 +331,14 @@ TEST(ProcessGroup, AnErrorNamesRankOperationSegmentTimeAndWhoIsMissing) {
         seen.count_down();
       },
       std::chrono::milliseconds(1500));
-  EXPECT_THAT(late, HasSubstr("rank 0 of 2: all_reduce of the gradients of blocks.3 failed after "));
-  EXPECT_THAT(late, HasSubstr("rank 1 has not come so far"));
+  EXPECT_THAT(late, has_all("rank 0 of 2: all_reduce of the gradients of blocks.3 failed after ",
+                            "rank 1 has not come so far"));
   test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     if (group->rank() == 1) return;
     gone = message_of([&] { group->all_reduce(at::ones({4}), "the gradients of embed").wait(); });
   });
-  EXPECT_THAT(gone, HasSubstr("rank 0 of 2: all_reduce of the gradients of embed failed after"));
-  EXPECT_THAT(gone, HasSubstr("rank 1 no longer answers"));
+  EXPECT_THAT(gone, has_all("rank 0 of 2: all_reduce of the gradients of embed failed after",
+                            "rank 1 no longer answers"));
 }
 
 // As a GPU that never comes to its end, while every rank lives.
@@ -388,8 +353,7 @@ TEST(ProcessGroup, AWaitForADeviceEndsAfterTheTimeout) {
         seen.count_down();
       },
       std::chrono::milliseconds(1500));
-  EXPECT_THAT(waiting, HasSubstr("rank 0 of 2: the wait for a validation failed after"));
-  EXPECT_THAT(waiting, HasSubstr("it does not end"));
+  EXPECT_THAT(waiting, has_all("rank 0 of 2: the wait for a validation failed after", "it does not end"));
 }
 
 // Several machines look for an interface of their own elsewhere; what tests set is gone afterwards.
@@ -441,8 +405,8 @@ TEST(ProcessGroup, ARankThatFailsTellsTheOthersWhy) {
       waiting = message_of([&] { group->wait_until([] { return false; }, "a step"); });  // as of a GPU
   });
   EXPECT_THAT(told, HasSubstr("rank 1 failed: the disk is full"));
-  EXPECT_THAT(waiting, HasSubstr("rank 0 of 3: the wait for a step failed after"));
-  EXPECT_THAT(waiting, HasSubstr("rank 1 failed: the disk is full"));
+  EXPECT_THAT(waiting,
+              has_all("rank 0 of 3: the wait for a step failed after", "rank 1 failed: the disk is full"));
 }
 
 TEST(ProcessGroup, SubgroupsTalkAmongThemselves) {
@@ -460,11 +424,9 @@ TEST(ProcessGroup, SubgroupsTalkAmongThemselves) {
 }
 
 TEST(ProcessGroup, SaysWhereTheOthersWereExpected) {
-  EXPECT_THAT(message_of([] {
-                ProcessGroup::connect({.rank = 1, .world_size = 2, .local_world_size = 2, .master_port = 1},
-                                      {.timeout = std::chrono::milliseconds(500)});
-              }),
-              HasSubstr("rank 1 of 2 did not meet the others at 127.0.0.1:1"));
+  EXPECT_ERROR(ProcessGroup::connect({.rank = 1, .world_size = 2, .local_world_size = 2, .master_port = 1},
+                                     {.timeout = std::chrono::milliseconds(500)}),
+               "rank 1 of 2 did not meet the others at 127.0.0.1:1");
 }
 
 // NCCL reads its environment when it opens: what --deterministic asks of it stands there even if nobody is

@@ -1,21 +1,13 @@
 #include "plan/run/plan.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
-#include "core/error.h"
 #include "plan/plan_settings.h"
 #include "plan/report/report.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
-using testing::StartsWith;
 
 StepTrace small_trace(const nlohmann::json& more = nlohmann::json::object()) {
   nlohmann::json settings = {{"model", "DiT-S/2"}, {"global-batch", 32}, {"compute-dtype", "bf16"}};
@@ -34,8 +26,7 @@ TEST(PeakShare, OfAStepWithoutItsBackwardIsNotToldButNamed) {
   const PeakShare share = peak_share_of(trace, machine, 32, step_s);
   EXPECT_EQ(share.of_profile, 0);
   EXPECT_EQ(share.mfu, 0);
-  EXPECT_THAT(share.problem, AllOf(HasSubstr("150 %"), HasSubstr("backward of blocks.3 has 0,"),
-                                   HasSubstr("kiln::affine"), HasSubstr("bf16")));
+  EXPECT_THAT(share.problem, has_all("150 %", "backward of blocks.3 has 0,", "kiln::affine", "bf16"));
 
   Plan plan = make_plan(test::plan_options("A100-80G", 1, {{"model", "DiT-S/2"}}));
   EXPECT_THAT(to_text(plan), HasSubstr("% of peak"));
@@ -57,14 +48,12 @@ TEST(PeakShare, OfAMeasuredMachineMayBeatTheProductThatMeasuredIt) {
   EXPECT_THAT(at_share(1.01).problem, StartsWith("internal: "));
   machine.measured = true;
   EXPECT_NEAR(at_share(1.29).of_profile, 1.29, 1e-9);
-  EXPECT_THAT(at_share(1.31).problem, HasSubstr("131 %"));
-  EXPECT_THAT(at_share(1.31).problem, HasSubstr("no single operation is too fast"));
+  EXPECT_THAT(at_share(1.31).problem, has_all("131 %", "no single operation is too fast"));
   // A product that is priced far above the peak is named.
   const std::vector<OpRecord> ops = ops_of(trace.spans);
   const OpRecord& product = *std::ranges::max_element(ops, {}, &OpRecord::flops);
   machine.operations.set(product, product.flops / (3 * machine.peak_flops.at(at::kBFloat16)));
-  EXPECT_THAT(at_share(1.31).problem,
-              AllOf(HasSubstr(product.name), HasSubstr(fmt::format("{} x {}", product.m, product.n))));
+  EXPECT_THAT(at_share(1.31).problem, has_all(product.name, fmt::format("{} x {}", product.m, product.n)));
 }
 
 }  // namespace

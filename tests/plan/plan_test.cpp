@@ -1,12 +1,8 @@
 #include "plan/run/plan.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <numeric>
 
-#include "core/error.h"
 #include "optim/optimizer.h"
 #include "plan/memory/device_memory.h"
 #include "plan/plan_settings.h"
@@ -21,10 +17,6 @@ namespace kiln {
 namespace {
 
 using testing::Contains;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
-using testing::ThrowsMessage;
 
 PlanOptions small_plan() {
   PlanOptions options;
@@ -38,6 +30,12 @@ int64_t sum(const std::map<std::string, int64_t>& values) {
   int64_t total = 0;
   for (const auto& [name, value] : values) total += value;
   return total;
+}
+
+std::map<std::string, PhasePlan> phases_of(const Plan& plan) {
+  std::map<std::string, PhasePlan> phases;
+  for (const PhasePlan& phase : plan.phases) phases[phase.name] = phase;
+  return phases;
 }
 
 StepTrace trace_of(const PlanOptions& options) {
@@ -118,12 +116,8 @@ TEST(Plan, PeakGrowsWithTheBatchAndFallsWithRecomputation) {
 }
 
 TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
-  PlanOptions options = small_plan();
-  options.train.model.name = "DiT-XL/2";
-  options.train.global_batch = 16;
-  options.gpu = "T4";
-  options.train.compute.dtype = at::kHalf;
-  options.train.memory.recompute = SegmentSet::all();
+  PlanOptions options = test::plan_options(
+      "T4", 1, settings("model=DiT-XL/2 global-batch=16 compute-dtype=fp16 recompute=all"));
   Plan plan = make_plan(options);
   EXPECT_TRUE(plan.fits) << plan.needed_bytes << " of " << plan.machine.memory_bytes;
   options.train.memory.recompute = SegmentSet();
@@ -135,9 +129,8 @@ TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
               Contains(HasSubstr("--micro-batch -1 --memory-budget auto chooses smaller passes")));
 
   options.gpu = "RTX-4090";
-  options.train.memory.recompute = SegmentSet::all();
-  options.train.ema.decays = {0.9, 0.99, 0.995, 0.999, 0.9999};
   options.gpus = 4;
+  options.train = changed(options.train, "recompute=all ema-decay=[0.9,0.99,0.995,0.999,0.9999]");
   plan = make_plan(options);
   EXPECT_FALSE(plan.fits);
   EXPECT_THAT(plan.advice, Contains(HasSubstr("--zero-stage 1")));
@@ -298,14 +291,11 @@ TEST(Plan, AShortRunIsToldWhatItTakes) {
 // Composed from the trace of one number of GPUs, the others are what planning each says.
 TEST(Plan, OtherNumbersOfGpusAreWhatTheirOwnPlansSay) {
   for (const char* params : {"none", "cpu"}) {
-    PlanOptions options = test::plan_options("RTX-4090", 4,
-                                             {{"model", "DiT-S/4"},
-                                              {"depth", 2},
-                                              {"global-batch", 128},
-                                              {"micro-batch", 8},
-                                              {"compute-dtype", "bf16"},
-                                              {"zero-stage", 3},
-                                              {"offload-params", params}});
+    PlanOptions options = test::plan_options(
+        "RTX-4090", 4,
+        settings("model=DiT-S/4 depth=2 global-batch=128 micro-batch=8 compute-dtype=bf16 zero-stage=3 "
+                 "offload-params=" +
+                 std::string(params)));
     for (const ScalingPoint& point : make_plan(options).scaling) {
       if (point.gpus > 16) break;
       PlanOptions other = options;
@@ -320,9 +310,7 @@ TEST(Plan, OtherNumbersOfGpusAreWhatTheirOwnPlansSay) {
 // Sixteen GPUs on two machines: with copies on each, only reduced shards cross the slow link.
 TEST(Plan, KnowsMachinesThatHoldCopies) {
   PlanOptions options = small_plan();
-  options.gpu = "A100-80G";
   options.gpus = 16;
-  options.train.global_batch = 256;
   options.train.zero.stage = 3;
   const Plan divided = make_plan(options);
   options.train.zero.shard_within_node = true;
@@ -338,7 +326,7 @@ TEST(Plan, KnowsMachinesThatHoldCopies) {
   options.gpus = 12;
   options.train.global_batch = 240;
   options.train.zero.shard_within_node = true;
-  EXPECT_THAT([&] { make_plan(options); }, ThrowsMessage<Error>(HasSubstr("--shard-within-node")));
+  EXPECT_ERROR(make_plan(options), "--shard-within-node");
 }
 
 TEST(Plan, PhasesOutsideTheStepAreTraced) {
@@ -348,8 +336,7 @@ TEST(Plan, PhasesOutsideTheStepAreTraced) {
   options.train.data.autoencoder = "an autoencoder";
   options.train.validation.data = "a store";
   const Plan plan = make_plan(options);
-  std::map<std::string, PhasePlan> phases;
-  for (const PhasePlan& phase : plan.phases) phases[phase.name] = phase;
+  auto phases = phases_of(plan);
   for (const char* name :
        {"load", "first step", "steady step", "validation", "validation sampling", "checkpoint", "resume"})
     EXPECT_TRUE(phases.contains(name)) << name;
@@ -369,10 +356,7 @@ TEST(Plan, PhasesOutsideTheStepAreTraced) {
   EXPECT_EQ(phases["checkpoint"].bytes.host - phases["validation"].bytes.host,
             16 * plan.num_weights + 4 * num_patches * width);
   options.train.checkpoints.copy = CheckpointCopy::kPageCache;
-  for (const PhasePlan& phase : make_plan(options).phases)
-    if (phase.name == "checkpoint") {
-      EXPECT_EQ(phase.bytes.host, phases["steady step"].bytes.host);
-    }
+  EXPECT_EQ(phases_of(make_plan(options)).at("checkpoint").bytes.host, phases["steady step"].bytes.host);
 }
 
 // A validation perturbs no input, so neither its batches nor its tensors have the noise of a step's.
@@ -380,13 +364,9 @@ TEST(Plan, OnlyStepsHaveNoiseOfInputs) {
   PlanOptions options = small_plan();
   options.train.global_batch = 8;
   options.train.validation.data = "a store";
-  const auto phases_of = [&](double perturbation) {
-    options.train.objective.input_perturbation = perturbation;
-    std::map<std::string, PhasePlan> phases;
-    for (const PhasePlan& phase : make_plan(options).phases) phases[phase.name] = phase;
-    return phases;
-  };
-  auto plain = phases_of(0), perturbed = phases_of(0.1);
+  auto plain = phases_of(make_plan(options));
+  options.train.objective.input_perturbation = 0.1;
+  auto perturbed = phases_of(make_plan(options));
   EXPECT_EQ(perturbed["validation"].live_bytes, plain["validation"].live_bytes);
   EXPECT_GT(perturbed["steady step"].bytes.host, plain["steady step"].bytes.host);
   EXPECT_EQ(perturbed["validation"].bytes.host - perturbed["steady step"].bytes.host,
@@ -398,13 +378,9 @@ TEST(Plan, OnlyStepsHaveAHalo) {
   PlanOptions options = small_plan();
   options.train.objective.name = "flow";
   options.train.validation.data = "a store";
-  const auto phases_of = [&](double weight) {
-    options.train.objective.contrastive_weight = weight;
-    std::map<std::string, PhasePlan> phases;
-    for (const PhasePlan& phase : make_plan(options).phases) phases[phase.name] = phase;
-    return phases;
-  };
-  auto plain = phases_of(0), contrastive = phases_of(0.05);
+  auto plain = phases_of(make_plan(options));
+  options.train.objective.contrastive_weight = 0.05;
+  auto contrastive = phases_of(make_plan(options));
   EXPECT_EQ(contrastive["validation"].live_bytes, plain["validation"].live_bytes);
   const int64_t more = contrastive["steady step"].bytes.host - plain["steady step"].bytes.host;
   EXPECT_GT(more, 0);
@@ -416,42 +392,27 @@ TEST(Plan, AdvisesWithTheOptionToChange) {
   good.train.data.loader_threads = 4;
   EXPECT_THAT(make_plan(good).advice, IsEmpty());
 
-  const auto advice = [](PlanOptions options) { return make_plan(options).advice; };
-  PlanOptions odd = good;
-  odd.train.micro_batch = 12;
-  EXPECT_THAT(advice(odd), Contains(HasSubstr("--micro-batch 8")));
-  PlanOptions single = good;
-  single.train.compute.dtype = at::kFloat;
-  EXPECT_THAT(advice(single), Contains(HasSubstr("--compute-dtype bf16")));
-  PlanOptions full = good;
-  full.gpu = "T4";
-  full.train.model.name = "DiT-XL/2";
-  full.train.model.depth = 0;
-  full.train.compute.dtype = at::kHalf;
-  EXPECT_THAT(advice(full), Contains(HasSubstr("kiln plan --search --gpu T4 --gpus 1 --model DiT-XL/2")));
-  PlanOptions large = good;
-  large.train.global_batch = 4096;
-  large.train.micro_batch = 256;
-  EXPECT_THAT(advice(large), Contains(HasSubstr("--global-batch 256")));
-  PlanOptions hot = good;
-  hot.train.lr.peak = 1e-2;
-  EXPECT_THAT(advice(hot), Contains(HasSubstr("--lr 0.0001")));
-  PlanOptions starved = good;
-  starved.train.data.loader_threads = 1;
-  starved.gpu = "B200";
-  starved.train.model.name = "DiT-S/8";
-  starved.train.model.depth = 2;
-  EXPECT_THAT(advice(starved), Contains(HasSubstr("the disk (")));
-  EXPECT_THAT(advice(starved), Contains(HasSubstr("--loader-threads 3")));
-  PlanOptions offloaded = good;
-  offloaded.train.offload.optimizer = Placement::kNvme;
-  EXPECT_THAT(advice(offloaded), Contains(HasSubstr("--offload-optimizer none")));
-  PlanOptions divided = good;  // few images a step over Ethernet: weights and gradients travel all the same
-  divided.gpu = "L40S";
-  divided.gpus = 8;
-  divided.train.global_batch = 64;
-  divided.train.zero.stage = 3;
-  EXPECT_THAT(advice(divided), Contains(HasSubstr("of the step waits for the link between GPUs")));
+  const struct {
+    const char *gpu, *changes, *advice;
+    int64_t gpus = 1;
+  } rows[] = {
+      {"A100-80G", "micro-batch=12", "--micro-batch 8"},
+      {"A100-80G", "compute-dtype=f32", "--compute-dtype bf16"},
+      {"T4", "model=DiT-XL/2 compute-dtype=fp16", "kiln plan --search --gpu T4 --gpus 1 --model DiT-XL/2"},
+      {"A100-80G", "global-batch=4096 micro-batch=256", "--global-batch 256"},
+      {"A100-80G", "lr=0.01", "--lr 0.0001"},
+      {"B200", "model=DiT-S/8 depth=2 loader-threads=1", "the disk ("},
+      {"B200", "model=DiT-S/8 depth=2 loader-threads=1", "--loader-threads 3"},
+      {"A100-80G", "offload-optimizer=nvme", "--offload-optimizer none"},
+      // Few images a step over Ethernet: weights and gradients travel all the same.
+      {"L40S", "global-batch=64 zero-stage=3", "of the step waits for the link between GPUs", 8}};
+  for (const auto& row : rows) {
+    PlanOptions options = good;
+    options.gpu = row.gpu;
+    options.gpus = row.gpus;
+    options.train = changed(options.train, row.changes);
+    EXPECT_THAT(make_plan(options).advice, Contains(HasSubstr(row.advice))) << row.gpu << " " << row.changes;
+  }
   const StepTrace trace = trace_of(good);
   MachineProfile machine = find_profile(good.gpu);
   const auto with_used_share = [&](double share) {
@@ -474,9 +435,7 @@ TEST(Plan, AdvisesFewerCheckpointsThanFillTheDisk) {
     options.steps = bytes / each;
     return make_plan(options).advice;
   };
-  const auto is_told = [](const char* where) {
-    return Contains(AllOf(HasSubstr(where), HasSubstr(": --keep-checkpoints 3")));
-  };
+  const auto is_told = [](const char* where) { return Contains(has_all(where, ": --keep-checkpoints 3")); };
   EXPECT_THAT(advice(300 * kGibibyte), is_told("of the 512 GiB that a usual disk has free"));
   EXPECT_THAT(advice(200 * kGibibyte), Not(Contains(HasSubstr("--keep-checkpoints"))));
   const test::TempFolder folder;
@@ -502,8 +461,7 @@ TEST(Plan, RefusesNonsenseInOneLine) {
   const auto refuses = [](auto change, const std::string& message) {
     PlanOptions options = small_plan();
     change(options);
-    EXPECT_THAT([&] { make_plan(options); },
-                ThrowsMessage<Error>(AllOf(HasSubstr(message), Not(HasSubstr("\n")))));
+    EXPECT_ERROR(make_plan(options), message);
   };
   refuses([](PlanOptions& o) { o.gpu = "A100-80H"; }, "A100-80G");
   refuses([](PlanOptions& o) { o.gpus = 7; }, "give --global-batch 252, or --global-batch 259");

@@ -1,9 +1,10 @@
 // A text model of a program's own, with ragged captions and pictures of two shapes: one file and one row of
 // the registry.
 #include "core/aten.h"
-#include "data/store/feature_store.h"
+#include "data/test_store.h"
 #include "data/text_store/text_store_writer.h"
 #include "plan/toy_trial.h"
+#include "train/settings.h"
 
 namespace kiln {
 namespace {
@@ -114,16 +115,8 @@ void write_data(const std::string& folder) {
         name, i == 3 ? std::vector<Caption>() : std::vector<Caption>{{.text = fmt::format("number {}", i)}});
   }
   writer->finish();
-  TextStoreInfo text;
-  text.encoder = "bert";
-  text.encoder_fingerprint = "xxh3:1";
-  text.tokenizer_fingerprint = "xxh3:2";
-  text.width = kTextWidth;
-  text.max_tokens = kMostTokens;
-  text.dtype = Dtype::kF32;
-  text.compute_dtype = "f32";
-  text.entries_per_shard = 64;
-  TextStoreWriter captions(text_store_folder(folder, "bert"), text, table);
+  TextStoreWriter captions(text_store_folder(folder, "bert"),
+                           test::small_text_info(kTextWidth, kMostTokens, 64), table);
   std::vector<int64_t> rows;
   std::vector<float> features;
   for (int64_t entry = 0; entry < table.num_entries(); ++entry) {
@@ -139,18 +132,13 @@ TEST(ToyText, IsAFileAndARow) {
   add_denoiser_family(test::toy_family<ToyText>("toy-text", presets));
   const test::TempFolder folder;
   write_data(folder / "store");
-  TrainOptions options;
-  options.model.name = "toy-text";
+  TrainOptions options = changed({},
+                                 "model=toy-text image-size=4 text-dropout-prob=0.3 objective=flow "
+                                 "sample-every=6 num-samples=3 num-sampling-steps=2");
   options.data.path = folder / "store";
-  options.data.image_size = 4;
-  options.data.text_dropout_prob = 0.3;
-  options.objective.name = "flow";
-  options.samples.every = 6;
-  options.samples.num_samples = 3;
-  options.samples.num_sampling_steps = 2;
   options.out = folder / "runs";
   test::try_family(options);
-  EXPECT_FALSE(test::file_bytes(folder / "runs/whole/samples/step-00000006.png").empty());
+  EXPECT_FALSE(read_bytes(folder / "runs/whole/samples/step-00000006.png").empty());
 }
 
 }  // namespace

@@ -1,20 +1,14 @@
 // What is measured while a run trains: phases of the step, the trace of some steps, the figures beside a
 // plan.
 #include <ATen/Parallel.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <csignal>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <set>
 #include <thread>
 
 #include "core/allocations.h"
-#include "core/error.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "page_data.h"
 #include "parallel/busy_processor.h"
@@ -33,9 +27,6 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 double at_phase(const PhaseSeconds& seconds, StepPhase phase) { return seconds[static_cast<size_t>(phase)]; }
 
@@ -100,26 +91,38 @@ TEST(ObserverGroup, EndsInTheReverseOrder) {
   EXPECT_THAT(heard, ElementsAre("a+loss", "b+loss", "b-loss", "a-loss", "b+input"));
 }
 
+MonitorOptions monitor_options(const TempFolder& run, int64_t max_steps, int64_t log_every) {
+  return {.run = run.path().string(),
+          .global_batch = 1,
+          .max_steps = max_steps,
+          .log_every = log_every,
+          .tensorboard = false};
+}
+
+// A step of one picture.
+void take_step(Monitor& monitor, int64_t step, bool is_last = false) {
+  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  monitor.step(
+      {.step = step, .is_last = is_last, .images_seen = step, .result = &result, .positions = {0.5}});
+}
+
 // The share of what a product reaches here, and of the data sheet's peak: the second is MFU.
 TEST(Monitor, TellsBothSharesOfThePeak) {
   for (const double sheet_flops : {0.0, 4e15}) {
-    const test::TempFolder run;
+    const TempFolder run;
+    MonitorOptions options = monitor_options(run, 10, 1);
+    options.global_batch = 8;
+    options.peak_flops = 1e15;
+    options.sheet_flops = sheet_flops;
     const StepResult result{.loss = 0.25, .losses = std::vector<double>(8, 0.25)};
-    ::testing::internal::CaptureStdout();
-    Monitor monitor({.run = run.path().string(),
-                     .global_batch = 8,
-                     .max_steps = 10,
-                     .log_every = 1,
-                     .peak_flops = 1e15,
-                     .sheet_flops = sheet_flops,
-                     .tensorboard = false},
-                    /*from_step=*/0);
-    monitor.step({.step = 1,
-                  .images_seen = 8,
-                  .flops = 8e5,
-                  .result = &result,
-                  .positions = std::vector<double>(8, 0.5)});
-    const std::string text = ::testing::internal::GetCapturedStdout();
+    const std::string text = stdout_of([&] {
+      Monitor(options, /*from_step=*/0)
+          .step({.step = 1,
+                 .images_seen = 8,
+                 .flops = 8e5,
+                 .result = &result,
+                 .positions = std::vector<double>(8, 0.5)});
+    });
     const nlohmann::json line = read_run_log(run.path().string()).back();
     EXPECT_EQ(line.contains("mfu"), sheet_flops > 0);
     EXPECT_EQ(text.find("MFU") != std::string::npos, sheet_flops > 0) << text;
@@ -132,25 +135,20 @@ TEST(Monitor, TellsBothSharesOfThePeak) {
 // Friction 6 of a new user: what makes a run slow is told while it runs, once.
 TEST(Monitor, SaysThatOthersHaveTheProcessors) {
   if (!test::system_counts_waiting()) GTEST_SKIP() << "the system does not say";
-  const test::TempFolder run;
-  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  const TempFolder run;
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  ::testing::internal::CaptureStdout();
-  {
+  const std::string text = stdout_of([&] {
     const test::BusyProcessor busy;
-    Monitor monitor(
-        {.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1, .tensorboard = false},
-        0);
+    Monitor monitor(monitor_options(run, 9, 1), 0);
     for (const int64_t step : {1, 2}) {
       const auto begin = std::chrono::steady_clock::now();
       while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1100)) {
       }
-      monitor.step({.step = step, .images_seen = step, .result = &result, .positions = {0.5}});
+      take_step(monitor, step);
     }
-  }
+  });
   at::set_num_threads(threads);
-  const std::string text = ::testing::internal::GetCapturedStdout();
   const std::string note = "note: up to step 1 other programs had ";
   ASSERT_NE(text.find(note), std::string::npos) << text;
   EXPECT_EQ(text.find("note: ", text.find(note) + 1), std::string::npos) << text;
@@ -158,18 +156,10 @@ TEST(Monitor, SaysThatOthersHaveTheProcessors) {
 }
 
 TEST(Monitor, WritesALineOfTheLastStep) {
-  const test::TempFolder run;
-  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  const TempFolder run;
   {
-    Monitor monitor({.run = run.path().string(),
-                     .global_batch = 1,
-                     .max_steps = 100,
-                     .log_every = 10,
-                     .tensorboard = false},
-                    0);
-    for (const int64_t step : {1, 2, 3})
-      monitor.step(
-          {.step = step, .is_last = step == 3, .images_seen = step, .result = &result, .positions = {0.5}});
+    Monitor monitor(monitor_options(run, 100, 10), 0);
+    for (const int64_t step : {1, 2, 3}) take_step(monitor, step, /*is_last=*/step == 3);
   }
   const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
   ASSERT_EQ(lines.size(), 1U);
@@ -178,14 +168,10 @@ TEST(Monitor, WritesALineOfTheLastStep) {
 
 // Means of each term over the steps of a line, also where a checkpoint comes between. One term is the loss.
 TEST(Monitor, LogsSeveralTermsByName) {
-  const test::TempFolder run;
+  const TempFolder run;
   const auto line_of = [&](const std::vector<std::string>& terms) {
-    const MonitorOptions options{.run = run.path().string(),
-                                 .global_batch = 1,
-                                 .max_steps = 4,
-                                 .log_every = 4,
-                                 .tensorboard = false,
-                                 .terms = terms};
+    MonitorOptions options = monitor_options(run, 4, 4);
+    options.terms = terms;
     nlohmann::json window;
     for (int64_t step = 1; step <= 4; ++step) {
       Monitor monitor(options, step - 1);  // a process for each step
@@ -205,33 +191,31 @@ TEST(Monitor, LogsSeveralTermsByName) {
 
 // A limit of the file's size stands in for a full disk.
 TEST(Monitor, Finding6AFullDiskIsOneWarningForEachFile) {
-  const test::TempFolder run;
-  const StepResult result{.loss = 0.25, .losses = {0.25}};
-  Monitor monitor({.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1}, 0);
-  const auto step = [&](int64_t number) {
-    monitor.step({.step = number, .images_seen = number, .result = &result, .positions = {0.5}});
-  };
+  const TempFolder run;
+  MonitorOptions options = monitor_options(run, 9, 1);
+  options.tensorboard = true;
+  Monitor monitor(options, 0);
   ::testing::internal::CaptureStdout();
-  step(1);
+  take_step(monitor, 1);
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const uintmax_t log_bytes = fs::file_size(run / "log.jsonl");
   const rlimit full{.rlim_cur = log_bytes + 9, .rlim_max = before.rlim_max};  // the next line is cut
   setrlimit(RLIMIT_FSIZE, &full);
-  ::testing::internal::CaptureStderr();
-  step(2);
-  monitor.validation(2, {.num_images = 1, .loss = 0.5}, "model");
-  monitor.evaluation(2, {{"metrics", {{"fid", 3.0}}}});
-  monitor.image("samples", std::vector<uint8_t>(100), 1, 1, 2);
-  const std::string warnings = ::testing::internal::GetCapturedStderr();
+  const std::string warnings = stderr_of([&] {
+    take_step(monitor, 2);
+    monitor.validation(2, {.num_images = 1, .loss = 0.5}, "model");
+    monitor.evaluation(2, {{"metrics", {{"fid", 3.0}}}});
+    monitor.image("samples", std::vector<uint8_t>(100), 1, 1, 2);
+  });
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  step(3);
+  take_step(monitor, 3);
   ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 2) << warnings;
-  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot write "));
-  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without TensorBoard's events: cannot write "));
+  EXPECT_THAT(warnings, has_all("warning: training goes on without lines of log.jsonl: cannot write ",
+                                "warning: training goes on without TensorBoard's events: cannot write "));
   std::ifstream file(run / "log.jsonl");
   std::vector<int64_t> steps;
   for (std::string line; std::getline(file, line);) steps.push_back(nlohmann::json::parse(line).at("step"));
@@ -239,20 +223,17 @@ TEST(Monitor, Finding6AFullDiskIsOneWarningForEachFile) {
 }
 
 TEST(Monitor, Finding6ALogThatCannotBeOpenedIsOneWarning) {
-  const test::TempFolder run;
+  const TempFolder run;
   fs::create_directory(run / "log.jsonl");
-  const StepResult result{.loss = 0.25, .losses = {0.25}};
-  ::testing::internal::CaptureStderr();
-  Monitor monitor({.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1}, 0);
-  ::testing::internal::CaptureStdout();
-  const auto step = [&](int64_t number) {
-    monitor.step({.step = number, .images_seen = number, .result = &result, .positions = {0.5}});
+  MonitorOptions options = monitor_options(run, 9, 1);
+  options.tensorboard = true;
+  const auto run_it = [&] {
+    Monitor monitor(options, 0);
+    take_step(monitor, 1);
+    fs::remove(run / "log.jsonl");
+    take_step(monitor, 2);
   };
-  step(1);
-  fs::remove(run / "log.jsonl");
-  step(2);
-  ::testing::internal::GetCapturedStdout();
-  const std::string warnings = ::testing::internal::GetCapturedStderr();
+  const std::string warnings = stderr_of([&] { stdout_of(run_it); });
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 1) << warnings;
   EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot open "));
   const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
@@ -263,29 +244,26 @@ TEST(Monitor, Finding6ALogThatCannotBeOpenedIsOneWarning) {
 // A hundred slow steps may lie between two lines of the log.
 TEST(Monitor, TellsThatTrainingGoesOnBetweenTwoLines) {
   const auto text_of = [](double quiet_seconds) {
-    const test::TempFolder run;
-    Monitor monitor({.run = run.path().string(),
-                     .global_batch = 8,
-                     .max_steps = 3000,
-                     .log_every = 100,
-                     .tensorboard = false,
-                     .quiet_seconds = quiet_seconds},
-                    /*from_step=*/0);
+    const TempFolder run;
+    MonitorOptions options = monitor_options(run, 3000, 100);
+    options.global_batch = 8;
+    options.quiet_seconds = quiet_seconds;
+    Monitor monitor(options, /*from_step=*/0);
     const StepResult result{.loss = 0.25, .losses = std::vector<double>(8, 0.25)};
-    ::testing::internal::CaptureStdout();
-    for (int64_t step = 1; step <= 3; ++step)
-      monitor.step({.step = step,
-                    .images_seen = 8 * step,
-                    .train_seconds = 10.0 * static_cast<double>(step),
-                    .result = &result,
-                    .positions = std::vector<double>(8, 0.5)});
-    return ::testing::internal::GetCapturedStdout();
+    return stdout_of([&] {
+      for (int64_t step = 1; step <= 3; ++step)
+        monitor.step({.step = step,
+                      .images_seen = 8 * step,
+                      .train_seconds = 10.0 * static_cast<double>(step),
+                      .result = &result,
+                      .positions = std::vector<double>(8, 0.5)});
+    });
   };
   const std::string text = text_of(0);
   EXPECT_THAT(text, HasSubstr("at step 1: loss 0.25000, "));
   // The first step begins before anything is timed: two steps took 20 s, 2997 are left.
-  EXPECT_THAT(text, HasSubstr("at step 3: loss 0.25000, "));
-  EXPECT_THAT(text, HasSubstr(" images/s, 8h 19m left (a line of the log every 100 steps: --log-every)\n"));
+  EXPECT_THAT(text, has_all("at step 3: loss 0.25000, ",
+                            " images/s, 8h 19m left (a line of the log every 100 steps: --log-every)\n"));
   EXPECT_EQ(text_of(1e6), "");
 }
 
@@ -293,11 +271,8 @@ TEST(Profile, RangeIsChecked) {
   EXPECT_EQ(StepRange::parse("3:5").first, 3);
   EXPECT_EQ(StepRange::parse("3:5").last, 5);
   EXPECT_EQ(StepRange::parse("7:7").last, 7);
-  for (const char* bad : {"5", "5:", ":5", "5:3", "0:2", "-1:2", "a:b", "1:2:3", "1 :2"}) {
-    const std::string message = test::message_of([&] { StepRange::parse(bad); });
-    EXPECT_THAT(message, HasSubstr("FROM:TO"));
-    EXPECT_THAT(message, HasSubstr(fmt::format("'{}'", bad)));
-  }
+  for (const char* bad : {"5", "5:", ":5", "5:3", "0:2", "-1:2", "a:b", "1:2:3", "1 :2"})
+    EXPECT_ERROR(StepRange::parse(bad), "FROM:TO", fmt::format("'{}'", bad));
 }
 
 struct Slice {
@@ -314,7 +289,7 @@ std::map<std::string, std::vector<Slice>> slices_of(const nlohmann::json& trace)
 }
 
 TEST(Profile, TraceHoldsPhasesAndOperationsInsideTheSteps) {
-  const test::TempFolder folder;
+  const TempFolder folder;
   const fs::path path = folder.path() / "profile.json";
   test::TinyTraining tiny({});
   StepProfiler::Options options{.steps = {2, 3}, .path = path.string(), .device = at::kCPU, .segments = {}};
@@ -358,7 +333,7 @@ TEST(Profile, TraceHoldsPhasesAndOperationsInsideTheSteps) {
 }
 
 TEST(Profile, TrainingThatEndsInsideTheRangeLeavesWhatThereIs) {
-  const test::TempFolder folder;
+  const TempFolder folder;
   const fs::path path = folder.path() / "profile.json";
   StepProfiler profiler({.steps = {1, 9}, .path = path.string(), .device = at::kCPU, .segments = {}});
   profiler.begin_step(1);

@@ -1,6 +1,5 @@
 // Steps whose walks are replayed against steps that are walked kernel by kernel. The graph here runs its
 // recorded work again, on the CPU; tests/cuda/step_test.cpp has the device's own.
-#include <gtest/gtest.h>
 
 #include "repeated_work.h"
 #include "train/tiny_model.h"
@@ -8,14 +7,7 @@
 namespace kiln {
 namespace {
 
-struct Recording {
-  int captures = 0;
-  std::vector<std::string> warnings;
-  GraphOptions options() {
-    return {.make_graph = [this] { return std::make_unique<test::RepeatedWork>(captures); },
-            .warn = [this](const std::string& line) { warnings.push_back(line); }};
-  }
-};
+using test::Recording;
 
 struct Ran {
   std::vector<StepResult> results;

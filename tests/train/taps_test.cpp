@@ -7,11 +7,8 @@
 namespace kiln {
 namespace {
 
-using test::gradients_of_step;
-using test::one_pass_gradients;
-using test::relative_error;
-using test::TinyOptions;
-using test::TinyTraining;
+using test::gradients_of_step, test::one_pass_gradients, test::relative_error;
+using test::TinyOptions, test::TinyTraining;
 
 // The loss of epsilon, and the squares of what some segments put out, each with a weight of its own.
 class TappedObjective : public Objective {
@@ -89,8 +86,7 @@ TEST(Taps, AddUpOverMicroBatchesAndDividedRanks) {
 }
 
 TEST(Taps, OfNoSegmentAreRefused) {
-  EXPECT_THAT(test::message_of([] { const TinyTraining run(tapped({4})); }),
-              ::testing::HasSubstr("expected a loss that taps one of 4 segments, got 4"));
+  EXPECT_ERROR(TinyTraining(tapped({4})), "expected a loss that taps one of 4 segments, got 4");
 }
 
 }  // namespace

@@ -2,13 +2,6 @@
 // of other dtypes, on device meta. tests/reference/test_unet.py holds its numbers against diffusers.
 #include "models/denoisers/unet/unet.h"
 
-#include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-
-#include "core/aten.h"
-#include "core/error.h"
 #include "models/denoiser_checks.h"
 #include "models/lora.h"
 #include "models/registry.h"
@@ -16,17 +9,6 @@
 
 namespace kiln {
 namespace {
-
-using testing::HasSubstr;
-
-const nlohmann::json kTinyUnet = {{"sample_size", 8},
-                                  {"block_out_channels", {8, 16}},
-                                  {"layers_per_block", 2},
-                                  {"down_block_types", {"CrossAttnDownBlock2D", "DownBlock2D"}},
-                                  {"up_block_types", {"UpBlock2D", "CrossAttnUpBlock2D"}},
-                                  {"norm_num_groups", 4},
-                                  {"cross_attention_dim", 12},
-                                  {"attention_head_dim", 2}};
 
 std::unique_ptr<Denoiser> random_unet(at::ScalarType compute_dtype = at::kFloat) {
   auto denoiser = build_denoiser("unet2d_condition", kTinyUnet, {.compute_dtype = compute_dtype});
@@ -44,11 +26,9 @@ ModelInput unet_input(int64_t batch = 2) {
 
 TEST(Unet, SegmentsFollowTheResnets) {
   const auto denoiser = random_unet();
-  std::vector<std::string> names;
-  for (const auto& segment : denoiser->segments()) names.push_back(segment->name());
-  EXPECT_THAT(names,
-              testing::ElementsAre("embed", "down.0.0", "down.0.1", "down.1.0", "down.1.1", "mid", "up.0.0",
-                                   "up.0.1", "up.0.2", "up.1.0", "up.1.1", "up.1.2", "final"));
+  EXPECT_THAT(names_of_segments(*denoiser),
+              ElementsAre("embed", "down.0.0", "down.0.1", "down.1.0", "down.1.1", "mid", "up.0.0", "up.0.1",
+                          "up.0.2", "up.1.0", "up.1.1", "up.1.2", "final"));
   int64_t depth = 0;
   for (const auto& segment : denoiser->segments()) depth += segment->skips().pushes - segment->skips().pops;
   EXPECT_EQ(depth, 0);
@@ -148,10 +128,10 @@ TEST(Unet, InputsThatDoNotFitAreRefused) {
   const auto denoiser = random_unet();
   ModelInput input = unet_input();
   input.conditioning.text = {};
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("expected captions of 2 samples"));
+  EXPECT_ERROR(denoiser->forward(input), "expected captions of 2 samples");
   input = unet_input();
   input.x_t = at::randn({2, 9, 8, 8});
-  EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("expected x_t of shape (B, 4, H, W)"));
+  EXPECT_ERROR(denoiser->forward(input), "expected x_t of shape (B, 4, H, W)");
 }
 
 TEST(Unet, OriginalKeysAreAPermutation) {
@@ -215,14 +195,10 @@ TEST(Lora, ReachesRowsOfAWeight) {
 
 TEST(Lora, AnotherBaseIsRefused) {
   const auto denoiser = random_unet();
-  EXPECT_THAT(error_of([&] {
-                attach_lora(*denoiser, {random_lora("blocks.0.to_q", {2, 4}, {8, 2})});
-              }),
-              HasSubstr("the model lacks 1 of its 1 modules (blocks.0.to_q)"));
-  EXPECT_THAT(error_of([&] {
-                attach_lora(*denoiser, {random_lora("conv_in", {2, 4}, {8, 2})});
-              }),
-              HasSubstr("conv_in: lora_A (2, 4) and lora_B (8, 2) do not fit a weight (8, 4, 3, 3)"));
+  EXPECT_ERROR(attach_lora(*denoiser, {random_lora("blocks.0.to_q", {2, 4}, {8, 2})}),
+               "the model lacks 1 of its 1 modules (blocks.0.to_q)");
+  EXPECT_ERROR(attach_lora(*denoiser, {random_lora("conv_in", {2, 4}, {8, 2})}),
+               "conv_in: lora_A (2, 4) and lora_B (8, 2) do not fit a weight (8, 4, 3, 3)");
 }
 
 }  // namespace
