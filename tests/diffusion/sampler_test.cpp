@@ -122,7 +122,7 @@ TEST(Sampler, ImpossiblePairsSayWhatFits) {
       const std::string message =
           message_of([&] { sampler_config(sampler, 10, objective_config(objective)); });
       EXPECT_THAT(message, has_all(sampler, is_flow(objective) ? "dpmpp_2m or unipc or flow_euler"
-                                                                : "ddpm or ddim or dpmpp_2m"));
+                                                               : "ddpm or ddim or dpmpp_2m"));
     }
 }
 
