@@ -19,7 +19,7 @@ TEST(InputFile, OnlyRegularFilesAreOpened) {
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
   for (const auto& [path, what] :
        {std::pair(folder / "pipe", "pipe"), std::pair(folder.path().string(), "folder")}) {
-    EXPECT_THAT(message_of([&] { open_input("test", path); }), HasSubstr(what)) << path;
+    EXPECT_THAT(message_of([&, path = path] { open_input("test", path); }), HasSubstr(what)) << path;
     EXPECT_THROW(input_stream("test", path), NoSuchFile);
     EXPECT_THROW(MappedFile("test", path), NoSuchFile);
   }

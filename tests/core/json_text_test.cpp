@@ -37,7 +37,9 @@ TEST(JsonText, Finding8DepthAndCountsAreLimited) {
   for (const auto& [begin, end] : {std::pair("[", "]"), std::pair("{\"a\":", "}")}) {
     EXPECT_TRUE(json_or_discarded("test", levels(kMostJsonLevels, begin, end), "text").is_structured());
     for (const size_t count : {kMostJsonLevels + 1, size_t{300'000}})
-      EXPECT_THAT(message_of([&] { json_or_discarded("test", levels(count, begin, end), "x.json"); }),
+      EXPECT_THAT(message_of([&, begin = begin, end = end] {
+                    json_or_discarded("test", levels(count, begin, end), "x.json");
+                  }),
                   HasSubstr("[test] x.json has more than 64 nested levels"));
   }
   EXPECT_THAT(message_of([] { parse_json("test", "[1, 2, 3]", "x.json", {.most_values = 3}); }),
