@@ -1,10 +1,11 @@
-// Temporary folders, raw files and messages, for the tests of readers and writers.
+// Temporary folders, raw files, messages and matchers: what tests of every room share.
 #pragma once
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <concepts>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -62,8 +63,9 @@ inline bool break_store() {
   return done;
 }
 
-// The message of the Error that `action` must throw; it must be one line.
-template <class Action>
+// The message of the Error that `action` must throw; it must be one line. Not for an exception itself, whose
+// message core/error.h gives.
+template <std::invocable Action>
 std::string message_of(Action&& action) {
   try {
     action();
@@ -77,3 +79,10 @@ std::string message_of(Action&& action) {
 }
 
 }  // namespace kiln::test
+
+// What most tests name.
+namespace kiln {
+using test::TempFolder, test::message_of, test::read_bytes, test::write_bytes;
+using ::testing::AllOf, ::testing::ElementsAre, ::testing::EndsWith, ::testing::HasSubstr, ::testing::IsEmpty,
+    ::testing::Not, ::testing::StartsWith, ::testing::ThrowsMessage;
+}  // namespace kiln

@@ -1,10 +1,7 @@
 // Disk full, file too large, no permission: one clear line, and nothing left.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 
@@ -14,11 +11,6 @@
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using test::TempFolder;
-using testing::AllOf;
-using testing::HasSubstr;
 
 const std::vector<float>& two_megabytes() {
   static const std::vector<float> values(1 << 19, 1.5f);

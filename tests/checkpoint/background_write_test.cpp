@@ -1,20 +1,14 @@
 #include "checkpoint/file_parts.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <csignal>
 #include <memory>
 
-#include "core/error.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 class BackgroundWrites : public ::testing::Test {
  protected:

@@ -1,14 +1,10 @@
 #include "checkpoint/file_checksum.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <stdexcept>
 
-#include "core/error.h"
 #include "test_files.h"
 
 #define XXH_INLINE_ALL

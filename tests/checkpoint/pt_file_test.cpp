@@ -1,7 +1,5 @@
 #include "checkpoint/weights_file.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <zlib.h>
 
 #include <cstring>
@@ -13,16 +11,7 @@
 namespace kiln {
 namespace {
 
-using test::global;
-using test::message_of;
-using test::pickled;
-using test::pickled_dict;
-using test::PickledTensor;
-using test::pt_archive;
-using test::TempFolder;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using test::global, test::pickled, test::pickled_dict, test::PickledTensor, test::pt_archive;
 
 std::string float_bytes(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};

@@ -1,8 +1,5 @@
 #include "checkpoint/safetensors.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstring>
 #include <filesystem>
 
@@ -11,10 +8,6 @@
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using test::TempFolder;
-using testing::HasSubstr;
 
 std::string with_header(const std::string& header, std::size_t num_data_bytes) {
   const uint64_t size = header.size();

@@ -1,20 +1,11 @@
 #include "checkpoint/train_state.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-
-#include "core/error.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 class TrainState : public ::testing::Test {
  protected:

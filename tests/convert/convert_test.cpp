@@ -1,8 +1,6 @@
 #include "convert/convert.h"
 #include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <csignal>
@@ -16,11 +14,6 @@
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using test::TempFolder;
-using testing::AllOf;
-using testing::HasSubstr;
 
 DitConfig small_config() {
   DitConfig config;

@@ -1,15 +1,10 @@
 // Finding 5: a partial file or folder is new and has a lock; only what Kiln made is removed.
 #include "core/files/atomic_file.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
-#include <filesystem>
 #include <functional>
 
 #include "test_files.h"
@@ -18,12 +13,6 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using test::message_of;
-using test::read_bytes;
-using test::TempFolder;
-using test::write_bytes;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
 
 // Runs work(), which kills its process, in one of its own.
 void run_killed(const std::function<void()>& work) {

@@ -1,15 +1,8 @@
 // Memory on a disk: every way there brings back what was written, and says what went wrong.
 #include "core/files/block_store.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <cstring>
-#include <filesystem>
 
-#include "core/error.h"
 #include "test_files.h"
 
 namespace kiln {
@@ -17,8 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AnyOf;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 constexpr int64_t kBlock = 8192;
 

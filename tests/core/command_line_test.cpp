@@ -1,22 +1,15 @@
 #include "core/command_line.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <CLI/CLI.hpp>
 #include <stdexcept>
 
-#include "core/error.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::internal::CaptureStderr;
-using ::testing::internal::CaptureStdout;
-using ::testing::internal::GetCapturedStderr;
-using ::testing::internal::GetCapturedStdout;
+using ::testing::internal::CaptureStderr, ::testing::internal::CaptureStdout,
+    ::testing::internal::GetCapturedStderr, ::testing::internal::GetCapturedStdout;
 
 struct Outcome {
   int status = 0;

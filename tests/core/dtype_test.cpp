@@ -1,7 +1,6 @@
 #include "core/dtype.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>

@@ -1,9 +1,6 @@
 #include "core/files/file_lock.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <memory>
@@ -12,9 +9,6 @@
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using ::testing::HasSubstr;
 
 TEST(FileLock, KeepsOthersOutAndNamesItsHolder) {
   const test::TempFolder folder;

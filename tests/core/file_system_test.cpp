@@ -1,7 +1,5 @@
 #include "core/files/file_system.h"
 
-#include <gtest/gtest.h>
-
 #include "test_files.h"
 
 namespace kiln {

@@ -1,16 +1,11 @@
 #include "core/json_config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "test_files.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
-using test::message_of;
-using testing::HasSubstr;
 
 TEST(JsonConfig, AbsentAndNullAreTheDefault) {
   const json text = {{"null", nullptr}};

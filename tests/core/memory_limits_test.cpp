@@ -5,8 +5,6 @@
 namespace kiln {
 namespace {
 
-using test::TempFolder;
-
 constexpr int64_t kMiB = 1 << 20;
 
 // A machine of 16 GiB, 12 GiB of them available.

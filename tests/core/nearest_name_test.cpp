@@ -1,13 +1,8 @@
 #include "core/text/nearest_name.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 TEST(NearestName, HasTheFewestEdits) {
   const std::vector<std::string> names = {"lr", "lr-warmup", "global-batch", "micro-batch"};

@@ -1,20 +1,16 @@
 // Pages: what they hold, and that no text leaves its place in the file.
 #include "core/page/page.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <limits>
 
 #include "page_data.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
 using Json = nlohmann::json;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 

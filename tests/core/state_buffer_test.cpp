@@ -1,7 +1,6 @@
 #include "core/flat_layout.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 namespace kiln {
 namespace {

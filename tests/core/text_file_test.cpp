@@ -1,7 +1,5 @@
 #include "core/files/text_file.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <thread>
@@ -11,10 +9,6 @@
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using testing::AllOf;
-using testing::HasSubstr;
 
 TEST(TextFile, AnOptionNamesAFileOrIsTheText) {
   const test::TempFolder folder;

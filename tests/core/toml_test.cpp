@@ -1,19 +1,11 @@
 #include "core/toml.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 
-#include "core/error.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 nlohmann::json value_of(const std::string& text) { return parse_toml("key = " + text, "test").at(0).value; }
 

@@ -1,15 +1,11 @@
 #include "core/text/yaml.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "test_files.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
-using ::testing::HasSubstr;
 
 std::string refusal(const std::string& text) {
   return test::message_of([&] { parse_yaml("recipe", text, "c.yaml"); });

@@ -4,7 +4,6 @@
 
 #include <map>
 
-#include "core/error.h"
 #include "cuda/gpu_test.h"
 #include "plan/memory/caching_allocator.h"
 #include "train/placements.h"

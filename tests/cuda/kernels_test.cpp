@@ -3,19 +3,14 @@
 #include <cmath>
 #include <limits>
 
-#include "core/aten.h"
 #include "cuda/gpu_test.h"
 #include "ops/attention.h"
 #include "ops/checks.h"
-#include "ops/cuda/launch.h"
 #include "ops/gelu.h"
-#include "ops/ops.h"
 #include "ops/update/stochastic_round.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::Tensors;
 
 using GpuRounding = test::GpuTest;
 
@@ -26,18 +21,16 @@ class CudaKernels : public test::GpuTest, public ::testing::WithParamInterface<a
   }
 
   // Result and gradients of `f` on the GPU are those on the CPU.
-  void expect_agreement(const testing::Function& f, const Tensors& inputs) {
+  void expect_agreement(const Function& f, const Tensors& inputs) {
     Tensors on_gpu;
     for (const at::Tensor& input : inputs) {
       on_gpu.push_back(input.to(at::kCUDA));
     }
-    const at::Tensor expected = f(inputs),
-                     direction = testing::randn(expected.sizes(), expected.scalar_type(), 9);
-    testing::expect_close(f(on_gpu).cpu(), expected, rtol());
-    const Tensors wanted = testing::gradients(f, inputs, direction),
-                  got = testing::gradients(f, on_gpu, direction);
+    const at::Tensor expected = f(inputs), direction = randn(expected.sizes(), expected.scalar_type(), 9);
+    expect_close(f(on_gpu).cpu(), expected, rtol());
+    const Tensors wanted = gradients(f, inputs, direction), got = gradients(f, on_gpu, direction);
     for (size_t i = 0; i < wanted.size(); ++i) {
-      testing::expect_close(got[i].cpu(), wanted[i], rtol());
+      expect_close(got[i].cpu(), wanted[i], rtol());
     }
   }
 };
@@ -45,9 +38,8 @@ class CudaKernels : public test::GpuTest, public ::testing::WithParamInterface<a
 TEST_P(CudaKernels, AdalnAndGatedResidual) {
   const at::ScalarType low = GetParam();
   for (int64_t width : {7, 72, 384, 1152}) {
-    const at::Tensor x = testing::randn({3, 70, width}, at::kFloat, 1),
-                     y = testing::randn({3, 70, width}, low, 2);
-    const at::Tensor chunks = testing::randn({3, 6 * width}, low, 3);
+    const at::Tensor x = randn({3, 70, width}, at::kFloat, 1), y = randn({3, 70, width}, low, 2);
+    const at::Tensor chunks = randn({3, 6 * width}, low, 3);
     const at::Tensor shift = chunks.narrow(1, 0, width), scale = chunks.narrow(1, width, width);
     expect_agreement([=](const Tensors& in) { return adaln_modulate(in[0], in[1], in[2], 1e-6, low); },
                      {x, shift, scale});
@@ -58,9 +50,8 @@ TEST_P(CudaKernels, AdalnAndGatedResidual) {
 TEST_P(CudaKernels, NormedResidual) {
   const at::ScalarType low = GetParam();
   for (int64_t width : {7, 72, 384, 1152}) {
-    const at::Tensor x = testing::randn({3, 70, width}, at::kFloat, 1),
-                     y = testing::randn({3, 70, width}, low, 2);
-    const at::Tensor modulation = testing::randn({3, 3 * width}, low, 3);
+    const at::Tensor x = randn({3, 70, width}, at::kFloat, 1), y = randn({3, 70, width}, low, 2);
+    const at::Tensor modulation = randn({3, 3 * width}, low, 3);
     const auto part = [width](const Tensors& in, int64_t i) { return in[2].narrow(1, i * width, width); };
     const auto both = [](const NormedResidual& r) {
       return at::cat({r.x * 0.3, r.normed.to(at::kFloat)}, 1);
@@ -80,11 +71,10 @@ TEST_P(CudaKernels, NormedResidual) {
 TEST_P(CudaKernels, LinearAndMlp) {
   const at::ScalarType low = GetParam();
   for (int64_t width : {64, 72, 7}) {
-    const Tensors in = {testing::randn({4, 33, width}, low, 1),
-                        testing::randn({4 * width, width}, low, 2) / std::sqrt(1.0 * width),
-                        testing::randn({4 * width}, low, 3),
-                        testing::randn({width, 4 * width}, low, 4) / std::sqrt(4.0 * width),
-                        testing::randn({width}, low, 5)};
+    const Tensors in = {randn({4, 33, width}, low, 1),
+                        randn({4 * width, width}, low, 2) / std::sqrt(1.0 * width),
+                        randn({4 * width}, low, 3),
+                        randn({width, 4 * width}, low, 4) / std::sqrt(4.0 * width), randn({width}, low, 5)};
     expect_agreement([=](const Tensors& t) { return linear(t[0], t[1], t[2], low); }, {in[0], in[1], in[2]});
     expect_agreement(
         [=](const Tensors& t) {
@@ -95,8 +85,8 @@ TEST_P(CudaKernels, LinearAndMlp) {
 }
 
 TEST_P(CudaKernels, PacksHeadGradients) {
-  const at::Tensor q = testing::randn({2, 9, 3, 72}, GetParam(), 1).to(at::kCUDA).transpose(1, 2),
-                   k = testing::randn({2, 3, 9, 72}, GetParam(), 2).to(at::kCUDA), v = q * 2;
+  const at::Tensor q = randn({2, 9, 3, 72}, GetParam(), 1).to(at::kCUDA).transpose(1, 2),
+                   k = randn({2, 3, 9, 72}, GetParam(), 2).to(at::kCUDA), v = q * 2;
   EXPECT_TRUE(at::equal(cuda::pack_heads(q, k, v),
                         at::stack({q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)}, 2)));
 }
@@ -105,24 +95,23 @@ TEST_P(CudaKernels, CudnnAttention) {
   if (GetParam() == at::kFloat || cuda::capability() < 80)
     GTEST_SKIP() << "cuDNN attends in bf16 and fp16, from 8.0";
   for (int64_t head_dim : {64, 72, 96}) {
-    const at::Tensor qkv = testing::randn({2, 64, 3, 2, head_dim}, GetParam(), 1), gpu = qkv.to(at::kCUDA);
+    const at::Tensor qkv = randn({2, 64, 3, 2, head_dim}, GetParam(), 1), gpu = qkv.to(at::kCUDA);
     const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
     const auto attend = [scale](const Tensors& in) { return reference::packed_attention(in[0], scale); };
     const Tensors wide{qkv.to(at::kDouble)};
     const AttentionResult result = cuda::cudnn_attention(gpu, scale);
-    testing::expect_close(result.out.cpu(), attend(wide), 2 * rtol());
-    const at::Tensor grad = testing::randn(result.out.sizes(), GetParam(), 2);
+    expect_close(result.out.cpu(), attend(wide), 2 * rtol());
+    const at::Tensor grad = randn(result.out.sizes(), GetParam(), 2);
     const at::Tensor got =
         cuda::packed(cuda::cudnn_attention_backward(grad.to(at::kCUDA), gpu, result, scale));
-    testing::expect_close(got.cpu(), testing::gradients(attend, wide, grad.to(at::kDouble))[0], 3 * rtol());
+    expect_close(got.cpu(), gradients(attend, wide, grad.to(at::kDouble))[0], 3 * rtol());
   }
 }
 
 TEST_P(CudaKernels, Fp8ProductsAreTheEmulatedOnes) {
   if (GetParam() != at::kBFloat16 || cuda::capability() < 89) GTEST_SKIP() << "fp8 begins at 8.9, under bf16";
-  const at::Tensor x = testing::randn({256, 512}, at::kBFloat16, 1),
-                   weight = testing::randn({256, 512}, at::kBFloat16, 2),
-                   bias = testing::randn({256}, at::kBFloat16, 3);
+  const at::Tensor x = randn({256, 512}, at::kBFloat16, 1), weight = randn({256, 512}, at::kBFloat16, 2),
+                   bias = randn({256}, at::kBFloat16, 3);
   expect_agreement([](const Tensors& t) { return linear(t[0], t[1], t[2], at::kBFloat16, Products::kFp8); },
                    {x, weight, bias});
 }
@@ -131,24 +120,23 @@ TEST_P(CudaKernels, StepScale) {
   const double inf = std::numeric_limits<double>::infinity();
   for (const double sum : {16.0, inf})
     for (const double limit : {0.0, 1.0}) {
-      const at::Tensor losses = testing::randn({300}, at::kDouble, 1),
-                       squares = at::scalar_tensor(sum, at::kDouble);
+      const at::Tensor losses = randn({300}, at::kDouble, 1), squares = at::scalar_tensor(sum, at::kDouble);
       const at::Tensor wanted = step_scale(squares, losses, limit, 2),
                        got = step_scale(squares.to(at::kCUDA), losses.to(at::kCUDA), limit, 2).cpu();
-      EXPECT_TRUE(testing::bitwise_equal(got, wanted) || (got.isnan() & wanted.isnan()).item<bool>());
+      EXPECT_TRUE(bitwise_equal(got, wanted) || (got.isnan() & wanted.isnan()).item<bool>());
     }
 }
 
 TEST_P(CudaKernels, Gelu) {
   for (int64_t n : {1, 7, 1024, 40001}) {
-    const at::Tensor x = testing::randn({n}, GetParam(), 1) * 3, gpu = x.to(at::kCUDA);
+    const at::Tensor x = randn({n}, GetParam(), 1) * 3, gpu = x.to(at::kCUDA);
     at::Tensor out = at::empty_like(x), gpu_out = at::empty_like(gpu);
     gelu_tanh_forward(x, out);
     gelu_tanh_forward(gpu, gpu_out);
-    testing::expect_close(gpu_out.cpu(), out, rtol());
+    expect_close(gpu_out.cpu(), out, rtol());
     gelu_tanh_backward(x, x, out);
     gelu_tanh_backward(gpu, gpu, gpu_out);
-    testing::expect_close(gpu_out.cpu(), out, rtol());
+    expect_close(gpu_out.cpu(), out, rtol());
   }
 }
 
@@ -165,7 +153,7 @@ TEST_P(CudaKernels, AdamwAndSumOfSquares) {
   // takes.
   const auto run = [&](at::Device device, int64_t begin) {
     const auto flat = [&](uint64_t seed, at::ScalarType dtype = at::kFloat) {
-      return testing::randn({5004}, dtype, seed).to(device).slice(0, begin, 5003);
+      return randn({5004}, dtype, seed).to(device).slice(0, begin, 5003);
     };
     at::Tensor master = flat(1), m = flat(2), v = flat(3).square(), compute = flat(4, compute_dtype);
     std::vector<EmaSlice> emas;
@@ -185,17 +173,17 @@ TEST_P(CudaKernels, AdamwAndSumOfSquares) {
   for (int64_t begin : {0, 1}) {
     const Tensors expected = run(at::kCPU, begin), got = run(at::kCUDA, begin);
     for (size_t i = 0; i < expected.size(); ++i) {
-      testing::expect_close(got[i], expected[i], i + 1 < expected.size() ? 1e-6 : 1.0 / 128);
+      expect_close(got[i], expected[i], i + 1 < expected.size() ? 1e-6 : 1.0 / 128);
     }
   }
-  EXPECT_TRUE(testing::bitwise_equal(run(at::kCUDA, 0)[0].slice(0, 1), run(at::kCUDA, 1)[0]));
+  EXPECT_TRUE(bitwise_equal(run(at::kCUDA, 0)[0].slice(0, 1), run(at::kCUDA, 1)[0]));
 }
 
 // A factor in device memory is one more of the gradient; where it is not finite nothing moves, of six EMAs
 // neither.
 TEST_P(CudaKernels, AdamwTakesAFactorFromTheDevice) {
   const auto run = [&](double grad_scale, const at::Tensor& factor) {
-    const auto flat = [](uint64_t seed) { return testing::randn({5003}, at::kFloat, seed).to(at::kCUDA); };
+    const auto flat = [](uint64_t seed) { return randn({5003}, at::kFloat, seed).to(at::kCUDA); };
     at::Tensor master = flat(1), m = flat(2), v = flat(3).square(), compute = flat(4).to(at::kBFloat16);
     std::vector<EmaSlice> emas;
     for (int k = 0; k < 6; ++k) emas.push_back({flat(10 + k), 0.9});
@@ -211,22 +199,21 @@ TEST_P(CudaKernels, AdamwTakesAFactorFromTheDevice) {
     return Tensors{master, m, v, emas[0].weights, emas[5].weights, compute};
   };
   const Tensors expected = run(0.125, {}), got = run(1, at::full({}, 0.125f, at::TensorOptions(at::kCUDA)));
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(testing::bitwise_equal(got[i], expected[i])) << i;
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(bitwise_equal(got[i], expected[i])) << i;
   const Tensors untouched = run(1, at::full({}, std::nan(""), at::TensorOptions(at::kCUDA)));
-  const auto before = [](uint64_t seed) { return testing::randn({5003}, at::kFloat, seed); };
+  const auto before = [](uint64_t seed) { return randn({5003}, at::kFloat, seed); };
   const Tensors wanted{before(1),  before(2),  before(3).square(),
                        before(10), before(15), before(4).to(at::kBFloat16)};
-  for (size_t i = 0; i < wanted.size(); ++i)
-    EXPECT_TRUE(testing::bitwise_equal(untouched[i].cpu(), wanted[i])) << i;
+  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(bitwise_equal(untouched[i].cpu(), wanted[i])) << i;
 }
 
 TEST_F(GpuRounding, HasTheBitsOfTheCpu) {
-  const at::Tensor values = testing::randn({100'003}, at::kFloat, 1);
+  const at::Tensor values = randn({100'003}, at::kFloat, 1);
   const RoundingDraw draw{.seed = 0x123456789ABCDEF0, .unit = 7, .update = 5, .first = 131};
   const at::Tensor expected = at::empty({100'003}, at::kBFloat16), got = expected.to(at::kCUDA);
   stochastic_round(values, expected, draw);
   stochastic_round(values.to(at::kCUDA), got, draw);
-  EXPECT_TRUE(testing::bitwise_equal(got.cpu(), expected));
+  EXPECT_TRUE(bitwise_equal(got.cpu(), expected));
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaKernels, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));

@@ -1,5 +1,4 @@
 // Fused operations that reach the GPU through ATen: against the CPU's in f64, forward and gradients.
-#include <gmock/gmock.h>
 
 #include <cmath>
 
@@ -7,14 +6,11 @@
 #include "ops/attention.h"
 #include "ops/checks.h"
 #include "ops/long_attention.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
 
 using test::kGpu;
-using testing::Function;
-using testing::Tensors;
 
 class CudaOps : public test::GpuTest, public ::testing::WithParamInterface<at::ScalarType> {
  protected:
@@ -31,13 +27,13 @@ class CudaOps : public test::GpuTest, public ::testing::WithParamInterface<at::S
       wide.push_back(input.to(at::kDouble));
     }
     const at::Tensor expected = reference(wide);
-    testing::expect_close(f(on_gpu).cpu(), expected, rtol());
-    const at::Tensor direction = testing::randn(expected.sizes(), GetParam(), 9);
-    const Tensors wanted = testing::gradients(reference, wide, direction),
-                  got = testing::gradients(f, on_gpu, direction.to(kGpu));
+    expect_close(f(on_gpu).cpu(), expected, rtol());
+    const at::Tensor direction = randn(expected.sizes(), GetParam(), 9);
+    const Tensors wanted = gradients(reference, wide, direction),
+                  got = gradients(f, on_gpu, direction.to(kGpu));
     for (size_t i = 0; i < wanted.size(); ++i) {
       SCOPED_TRACE(::testing::Message() << "gradient " << i);
-      testing::expect_close(got[i].cpu(), wanted[i], rtol());
+      expect_close(got[i].cpu(), wanted[i], rtol());
     }
   }
 };
@@ -45,8 +41,7 @@ class CudaOps : public test::GpuTest, public ::testing::WithParamInterface<at::S
 TEST_P(CudaOps, Linear) {
   const at::ScalarType low = GetParam();
   for (const auto& [rows, in, out] : {std::array<int64_t, 3>{1, 8, 8}, {70, 72, 216}, {333, 384, 1536}}) {
-    const Tensors inputs{testing::randn({rows, in}, low, 1), testing::randn({out, in}, low, 2) * 0.05,
-                         testing::randn({out}, low, 3)};
+    const Tensors inputs{randn({rows, in}, low, 1), randn({out, in}, low, 2) * 0.05, randn({out}, low, 3)};
     expect_reference([=](const Tensors& x) { return linear(x[0], x[1], x[2], low); },
                      [](const Tensors& x) { return reference::linear(x[0], x[1], x[2], at::kDouble); },
                      inputs);
@@ -69,14 +64,14 @@ TEST_P(CudaOps, EmbeddingRows) {
   const at::Tensor ids = at::tensor({3, 0, 3, 3, 9}, at::kLong);
   expect_reference([&](const Tensors& x) { return embedding_rows(x[0], ids.to(x[0].device())); },
                    [&](const Tensors& x) { return reference::embedding_rows(x[0], ids); },
-                   {testing::randn({10, 384}, GetParam(), 1)});
+                   {randn({10, 384}, GetParam(), 1)});
 }
 
 TEST_P(CudaOps, GroupNormSilu) {
   for (const bool silu : {false, true})
     for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
-      const Tensors inputs{testing::randn({2, 64, 9, 7}, GetParam(), 1).contiguous(format),
-                           testing::randn({64}, GetParam(), 2), testing::randn({64}, GetParam(), 3)};
+      const Tensors inputs{randn({2, 64, 9, 7}, GetParam(), 1).contiguous(format), randn({64}, GetParam(), 2),
+                           randn({64}, GetParam(), 3)};
       expect_reference(
           [&](const Tensors& x) { return group_norm_silu(x[0], 32, x[1], x[2], 1e-6, silu); },
           [&](const Tensors& x) { return reference::group_norm_silu(x[0], 32, x[1], x[2], 1e-6, silu); },
@@ -90,9 +85,9 @@ TEST_P(CudaOps, LayerNormWithAnF32Affine) {
       return norm(x[0], x[1].to(at::kFloat), x[2].to(at::kFloat), 1e-5, x[0].scalar_type());
     };
   };
-  expect_reference(normed(layer_norm), normed(reference::layer_norm),
-                   {testing::randn({2, 9, 64}, GetParam(), 1), testing::randn({64}, GetParam(), 2),
-                    testing::randn({64}, GetParam(), 3)});
+  expect_reference(
+      normed(layer_norm), normed(reference::layer_norm),
+      {randn({2, 9, 64}, GetParam(), 1), randn({64}, GetParam(), 2), randn({64}, GetParam(), 3)});
 }
 
 // Captions of several lengths in one call, one of them empty, and rows that nobody has: against the loop over
@@ -107,22 +102,21 @@ TEST_P(CudaOps, AttentionToCaptions) {
       return composed ? reference::ragged_attention(x[0], k, v, offsets, scale)
                       : caption_attention(x[0], k, v, offsets, on_gpu, scale);
     };
-    expect_reference([&](const Tensors& x) { return captions(x, false); },
-                     [&](const Tensors& x) { return captions(x, true); },
-                     {testing::randn({4, 100, 3, head_dim}, GetParam(), 1),
-                      testing::randn({130, 2, 3, head_dim}, GetParam(), 2)});
+    expect_reference(
+        [&](const Tensors& x) { return captions(x, false); },
+        [&](const Tensors& x) { return captions(x, true); },
+        {randn({4, 100, 3, head_dim}, GetParam(), 1), randn({130, 2, 3, head_dim}, GetParam(), 2)});
   }
 }
 
 TEST_P(CudaOps, AttentionToAsManyRows) {
   const auto samples = [](const at::Tensor& x) { return x.view({3, 77, 2, 40}); };
-  expect_reference(
-      [&](const Tensors& x) { return cross_attention(x[0], samples(x[1]), samples(x[2]), 0.2); },
-      [&](const Tensors& x) {
-        return reference::ragged_attention(x[0], x[1], x[2], {0, 77, 154, 231}, 0.2);
-      },
-      {testing::randn({3, 64, 2, 40}, GetParam(), 1), testing::randn({231, 2, 40}, GetParam(), 2),
-       testing::randn({231, 2, 40}, GetParam(), 3)});
+  expect_reference([&](const Tensors& x) { return cross_attention(x[0], samples(x[1]), samples(x[2]), 0.2); },
+                   [&](const Tensors& x) {
+                     return reference::ragged_attention(x[0], x[1], x[2], {0, 77, 154, 231}, 0.2);
+                   },
+                   {randn({3, 64, 2, 40}, GetParam(), 1), randn({231, 2, 40}, GetParam(), 2),
+                    randn({231, 2, 40}, GetParam(), 3)});
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaOps, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
@@ -157,8 +151,8 @@ TEST_P(CudaAttention, MatchesTheReference) {
   const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
   const double rtol = dtype == at::kFloat ? 2e-5 : dtype == at::kBFloat16 ? 1.6e-2 : 2e-3;
   for (const int64_t num_tokens : {16, 100, 256}) {
-    const at::Tensor values = testing::randn({2, num_tokens, 3, 4, head_dim}, dtype, 1);
-    const at::Tensor qkv = testing::leaf(values.to(kGpu)), wide = testing::leaf(values.to(at::kDouble));
+    const at::Tensor values = randn({2, num_tokens, 3, 4, head_dim}, dtype, 1);
+    const at::Tensor qkv = leaf(values.to(kGpu)), wide = leaf(values.to(at::kDouble));
     at::Tensor out;
     {
       const OnlyBackend only(engine);
@@ -166,13 +160,12 @@ TEST_P(CudaAttention, MatchesTheReference) {
       out = packed_attention(qkv, scale);
     }
     const at::Tensor expected = reference::packed_attention(wide, scale);
-    testing::expect_close(out.cpu(), expected, rtol);
-    const at::Tensor direction = testing::randn(expected.sizes(), dtype, 5);
+    expect_close(out.cpu(), expected, rtol);
+    const at::Tensor direction = randn(expected.sizes(), dtype, 5);
     const OnlyBackend none(AttentionEngine::kNone);
     const at::Tensor grad = torch::autograd::grad({out}, {qkv}, {direction.to(kGpu)})[0].cpu(),
                      wanted = torch::autograd::grad({expected}, {wide}, {direction.to(at::kDouble)})[0];
-    for (int64_t part = 0; part < 3; ++part)
-      testing::expect_close(grad.select(2, part), wanted.select(2, part), rtol);
+    for (int64_t part = 0; part < 3; ++part) expect_close(grad.select(2, part), wanted.select(2, part), rtol);
   }
 }
 
@@ -194,20 +187,20 @@ using CudaAttentionOrder = test::GpuTest;
 // --deterministic: the same bits every time.
 TEST_F(CudaAttentionOrder, IsTheSameEveryTimeWhereThatIsAskedFor) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const at::Tensor qkv = testing::leaf(testing::randn({4, 256, 3, 16, 72}, dtype, 1).to(kGpu));
-    const at::Tensor direction = testing::randn({4, 256, 16 * 72}, dtype, 2).to(kGpu);
+    const at::Tensor qkv = leaf(randn({4, 256, 3, 16, 72}, dtype, 1).to(kGpu));
+    const at::Tensor direction = randn({4, 256, 16 * 72}, dtype, 2).to(kGpu);
     const auto gradient = [&] {
       return torch::autograd::grad({packed_attention(qkv, 0.1)}, {qkv}, {direction})[0];
     };
     const at::Tensor first = gradient();
-    for (int repeat = 0; repeat < 5; ++repeat) EXPECT_TRUE(testing::bitwise_equal(gradient(), first));
+    for (int repeat = 0; repeat < 5; ++repeat) EXPECT_TRUE(bitwise_equal(gradient(), first));
   }
 }
 
 // Where no fused kernel takes the shape, the composed reference does.
 TEST_F(CudaAttentionOrder, OddHeadWidthsAreComposed) {
-  const at::Tensor qkv = testing::randn({2, 9, 3, 2, 7}, at::kFloat, 1);
-  testing::expect_close(packed_attention(qkv.to(kGpu), 0.3).cpu(), packed_attention(qkv, 0.3), 2e-5);
+  const at::Tensor qkv = randn({2, 9, 3, 2, 7}, at::kFloat, 1);
+  expect_close(packed_attention(qkv.to(kGpu), 0.3).cpu(), packed_attention(qkv, 0.3), 2e-5);
 }
 
 }  // namespace

@@ -1,7 +1,4 @@
 // Training steps on a GPU: against the CPU, and against each other where the memory choices differ.
-#include <gmock/gmock.h>
-
-#include <filesystem>
 
 #include "cuda/gpu_test.h"
 #include "parallel/rank_threads.h"
@@ -12,11 +9,7 @@
 namespace kiln {
 namespace {
 
-using test::kGpu;
-using test::Outcome;
-using test::TinyOptions;
-using test::TinyTraining;
-using test::worst_relative;
+using test::kGpu, test::Outcome, test::TinyOptions, test::TinyTraining, test::worst_relative;
 using enum Activations;
 
 constexpr int64_t kBatch = 6, kSteps = 4;

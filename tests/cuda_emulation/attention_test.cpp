@@ -1,19 +1,13 @@
 // Attention through ATen's kernels of CUDA, as far as a CPU goes: emulations stand behind the dispatcher
 // (fused_attention.cpp), the way to them and back is the program's own.
-#include <gmock/gmock.h>
 
 #include "core/allocations.h"
-#include "core/dry_run.h"
 #include "ops/checks.h"
 #include "ops/cuda/varlen_attention.h"
 #include "ops/long_attention.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::Function;
-using testing::Tensors;
 
 using Offsets = std::vector<int64_t>;
 constexpr double kScale = 0.3;
@@ -31,8 +25,8 @@ class Varlen : public ::testing::TestWithParam<VarlenCase> {
   static Tensors inputs() {
     const VarlenCase& c = GetParam();
     const int64_t batch = static_cast<int64_t>(c.offsets.size()) - 1;
-    return {testing::randn({batch, c.num_tokens, c.num_heads, c.head_dim}, c.dtype, 1),
-            testing::randn({c.num_rows, 2, c.num_heads, c.head_dim}, c.dtype, 2)};
+    return {randn({batch, c.num_tokens, c.num_heads, c.head_dim}, c.dtype, 1),
+            randn({c.num_rows, 2, c.num_heads, c.head_dim}, c.dtype, 2)};
   }
   static Function fused(const at::Tensor& device_offsets = {}) {
     return [device_offsets](const Tensors& in) {
@@ -50,26 +44,26 @@ TEST_P(Varlen, IsTheLoopOverSamples) {
   const Tensors in = inputs(), wide{in[0].to(at::kDouble), in[1].to(at::kDouble)};
   const at::Tensor expected = sample_by_sample(wide), got = fused()(in);
   EXPECT_EQ(got.scalar_type(), GetParam().dtype);
-  const double rtol = testing::tolerance_of(GetParam().dtype);
-  testing::expect_close(got, expected, rtol);
-  const at::Tensor direction = testing::randn(expected.sizes(), GetParam().dtype, 4);
-  const Tensors wanted = testing::gradients(sample_by_sample, wide, direction),
-                grads = testing::gradients(fused(), in, direction);
+  const double rtol = tolerance_of(GetParam().dtype);
+  expect_close(got, expected, rtol);
+  const at::Tensor direction = randn(expected.sizes(), GetParam().dtype, 4);
+  const Tensors wanted = gradients(sample_by_sample, wide, direction),
+                grads = gradients(fused(), in, direction);
   for (size_t i = 0; i < grads.size(); ++i) {
     EXPECT_EQ(grads[i].scalar_type(), GetParam().dtype);
-    testing::expect_close(grads[i], wanted[i], 4 * rtol);
+    expect_close(grads[i], wanted[i], 4 * rtol);
   }
 }
 
 TEST_P(Varlen, TakesOffsetsThatTheDeviceHas) {
   const Tensors in = inputs();
   const at::Tensor offsets = at::tensor(GetParam().offsets, at::kInt);
-  EXPECT_TRUE(testing::bitwise_equal(fused(offsets)(in), fused()(in)));
+  EXPECT_TRUE(bitwise_equal(fused(offsets)(in), fused()(in)));
 }
 
 TEST_P(Varlen, ADryRunOfCudaAgrees) {
   const DryRunScope dry_run(DryRunDevice::kCuda);
-  testing::expect_meta_agrees(
+  expect_meta_agrees(
       [](const Tensors& in) {
         return in[0].is_meta() ? ragged_attention(in[0], in[1].select(1, 0), in[1].select(1, 1),
                                                   GetParam().offsets, kScale)
@@ -81,23 +75,23 @@ TEST_P(Varlen, ADryRunOfCudaAgrees) {
 constexpr auto kFlash = AttentionEngine::kFlash, kEfficient = AttentionEngine::kMemoryEfficient;
 INSTANTIATE_TEST_SUITE_P(
     Shapes, Varlen,
-    ::testing::Values(VarlenCase{33, 3, 8, 12, {0, 5, 5, 12}, testing::kBf16, kFlash},  // one without rows
-                      VarlenCase{70, 2, 72, 90, {0, 40, 77}, testing::kFp16, kFlash},   // rows of no sample
-                      VarlenCase{16, 4, 16, 9, {2, 2, 4, 9, 9}, testing::kBf16, kFlash},
-                      VarlenCase{33, 3, 12, 12, {0, 5, 5, 12}, testing::kF32, kEfficient},
-                      VarlenCase{40, 2, 72, 90, {3, 40, 77}, testing::kF32, kEfficient},
-                      VarlenCase{1, 1, 4, 7, {0, 7}, testing::kF32, kEfficient}));
+    ::testing::Values(VarlenCase{33, 3, 8, 12, {0, 5, 5, 12}, kBf16, kFlash},  // one without rows
+                      VarlenCase{70, 2, 72, 90, {0, 40, 77}, kFp16, kFlash},   // rows of no sample
+                      VarlenCase{16, 4, 16, 9, {2, 2, 4, 9, 9}, kBf16, kFlash},
+                      VarlenCase{33, 3, 12, 12, {0, 5, 5, 12}, kF32, kEfficient},
+                      VarlenCase{40, 2, 72, 90, {3, 40, 77}, kF32, kEfficient},
+                      VarlenCase{1, 1, 4, 7, {0, 7}, kF32, kEfficient}));
 
 TEST(VarlenAttention, TakesTheKernelThatTheGpuHas) {
   using enum AttentionEngine;
-  EXPECT_EQ(varlen_engine(testing::kBf16, 72, 90), kFlash);
-  EXPECT_EQ(varlen_engine(testing::kFp16, 192, 80), kFlash);
-  EXPECT_EQ(varlen_engine(testing::kFp16, 256, 80), kMemoryEfficient);
-  EXPECT_EQ(varlen_engine(testing::kF32, 72, 90), kMemoryEfficient);
-  EXPECT_EQ(varlen_engine(testing::kFp16, 72, 75), kMemoryEfficient);
-  EXPECT_EQ(varlen_engine(testing::kBf16, 72, 75), kNone);  // Turing has no bf16
-  EXPECT_EQ(varlen_engine(testing::kBf16, 36, 90), kNone);
-  EXPECT_EQ(varlen_engine(testing::kF32, 6, 90), kNone);
+  EXPECT_EQ(varlen_engine(kBf16, 72, 90), kFlash);
+  EXPECT_EQ(varlen_engine(kFp16, 192, 80), kFlash);
+  EXPECT_EQ(varlen_engine(kFp16, 256, 80), kMemoryEfficient);
+  EXPECT_EQ(varlen_engine(kF32, 72, 90), kMemoryEfficient);
+  EXPECT_EQ(varlen_engine(kFp16, 72, 75), kMemoryEfficient);
+  EXPECT_EQ(varlen_engine(kBf16, 72, 75), kNone);  // Turing has no bf16
+  EXPECT_EQ(varlen_engine(kBf16, 36, 90), kNone);
+  EXPECT_EQ(varlen_engine(kF32, 6, 90), kNone);
   EXPECT_EQ(varlen_engine(at::kDouble, 64, 90), kNone);
 }
 
@@ -131,9 +125,9 @@ TEST(VarlenAttention, ADryRunTakesTheKernelsScratch) {
     return sizes.taken;
   };
   const size_t q = 2 * 10 * 3 * 72, rows = 9 * 3 * 72, padded = 2 * 10 + 128 * 2;
-  EXPECT_THAT(taken(testing::kBf16), ::testing::IsSupersetOf(std::vector<size_t>{
-                                         2 * q, 2 * rows, 2 * rows, 4 * 3 * padded, 4 * 3 * padded * 96}));
-  EXPECT_THAT(taken(testing::kF32),
+  EXPECT_THAT(taken(kBf16), ::testing::IsSupersetOf(std::vector<size_t>{
+                                2 * q, 2 * rows, 2 * rows, 4 * 3 * padded, 4 * 3 * padded * 96}));
+  EXPECT_THAT(taken(kF32),
               ::testing::IsSupersetOf(std::vector<size_t>{4 * q, 4 * rows, 4 * rows, 4 * q, 4 * 60, 4 * 60,
                                                           2 * 3 * 2 * (128 * 64 * 4 + 16)}));
 }

@@ -11,15 +11,12 @@
 #include "ops/checks.h"
 #include "ops/fp8.h"
 #include "ops/modulation.h"
-#include "ops/ops.h"
 #include "ops/update/stochastic_round.h"
 
 namespace kiln::ops {
 namespace {
 
 using emulation::Order;
-using testing::randn;
-using testing::Tensors;
 
 Dtype dtype_of(const at::Tensor& tensor) { return from_scalar_type(tensor.scalar_type()); }
 
@@ -38,7 +35,7 @@ Tensors in_both_orders(const std::function<Tensors()>& run) {
   emulation::set_order(Order::kAscending);
   const Tensors forwards = run();
   for (size_t i = 0; i < forwards.size(); ++i)
-    EXPECT_TRUE(testing::bitwise_equal(forwards[i], backwards[i])) << "tensor " << i << ": a race";
+    EXPECT_TRUE(bitwise_equal(forwards[i], backwards[i])) << "tensor " << i << ": a race";
   return forwards;
 }
 
@@ -133,7 +130,7 @@ TEST_P(RowKernels, AdalnForwardAndBackward) {
     return results;
   });
 
-  const auto wide = [](const at::Tensor& tensor) { return testing::leaf(tensor.to(at::kDouble)); };
+  const auto wide = [](const at::Tensor& tensor) { return leaf(tensor.to(at::kDouble)); };
   Tensors leaves{wide(x), wide(shift), wide(scale)};
   if (c.has_branch) leaves.insert(leaves.end(), {wide(y), wide(gate)});
   const at::Tensor sum =
@@ -141,11 +138,11 @@ TEST_P(RowKernels, AdalnForwardAndBackward) {
   const at::Tensor out = reference::adaln_modulate(sum, leaves[1], leaves[2], 1e-6, at::kDouble);
   const Tensors wanted = torch::autograd::grad(
       {(out * grad.to(at::kDouble)).sum() + (sum * around.to(at::kDouble)).sum()}, {leaves});
-  testing::expect_close(got[0], sum, rtol(c.x_dtype));
+  expect_close(got[0], sum, rtol(c.x_dtype));
   // The norm of what is stored: in a low precision that is another sum.
   const double of_stored = std::max(rtol(c.low), rtol(c.x_dtype));
-  testing::expect_close(got[1], out, of_stored);
-  for (size_t i = 0; i < wanted.size(); ++i) testing::expect_close(got[i + 2], wanted[i], of_stored);
+  expect_close(got[1], out, of_stored);
+  for (size_t i = 0; i < wanted.size(); ++i) expect_close(got[i + 2], wanted[i], of_stored);
 }
 
 TEST_P(RowKernels, GatedResidual) {
@@ -162,10 +159,10 @@ TEST_P(RowKernels, GatedResidual) {
   });
   const auto run = [](const Tensors& in) { return reference::gated_residual(in[0], in[1], in[2]); };
   const Tensors inputs{x.to(at::kDouble), gate.to(at::kDouble), y.to(at::kDouble)};
-  testing::expect_close(got[0], run(inputs), rtol(c.x_dtype));
-  const Tensors wanted = testing::gradients(run, inputs, around.to(at::kDouble));
-  testing::expect_close(got[1], wanted[1], rtol(c.low));
-  testing::expect_close(got[2], wanted[2], rtol(c.low));
+  expect_close(got[0], run(inputs), rtol(c.x_dtype));
+  const Tensors wanted = gradients(run, inputs, around.to(at::kDouble));
+  expect_close(got[1], wanted[1], rtol(c.low));
+  expect_close(got[2], wanted[2], rtol(c.low));
 }
 
 constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
@@ -186,9 +183,8 @@ TEST(EmulatedKernels, GeluMatchesTheReference) {
       EXPECT_EQ(0, kiln_cuda_gelu_tanh_grad(dtype_of(x), data(grad), data(x), data(dx), n, nullptr));
       const auto gelu = [](const Tensors& in) { return at::gelu(in[0], "tanh"); };
       const Tensors wide{x.to(at::kDouble)};
-      testing::expect_close(out, gelu(wide), testing::tolerance_of(dtype));
-      testing::expect_close(dx, testing::gradients(gelu, wide, grad.to(at::kDouble))[0],
-                            testing::tolerance_of(dtype));
+      expect_close(out, gelu(wide), tolerance_of(dtype));
+      expect_close(dx, gradients(gelu, wide, grad.to(at::kDouble))[0], tolerance_of(dtype));
     }
   }
   const float inf = std::numeric_limits<float>::infinity();
@@ -234,7 +230,7 @@ TEST(EmulatedKernels, SumOfSquares) {
                                               sum.mutable_data_ptr<double>(), nullptr));
         return Tensors{sum};
       });
-      testing::expect_close(got[0], values.to(at::kDouble).square().sum().reshape({1}), 1e-12);
+      expect_close(got[0], values.to(at::kDouble).square().sum().reshape({1}), 1e-12);
     }
   }
 }
@@ -288,7 +284,7 @@ TEST(EmulatedKernels, AdamwScaleOnTheDevice) {
   };
   const float half = 0.5F, nan = std::nanf("");
   const Tensors given = run(0.5F, nullptr), read = run(1.0F, &half), skipped = run(1.0F, &nan);
-  for (size_t i = 0; i < given.size(); ++i) EXPECT_TRUE(testing::bitwise_equal(given[i], read[i])) << i;
+  for (size_t i = 0; i < given.size(); ++i) EXPECT_TRUE(bitwise_equal(given[i], read[i])) << i;
   EXPECT_TRUE(at::equal(skipped[0], randn({1003}, at::kFloat, 1)));
   EXPECT_TRUE(at::equal(skipped[3], at::zeros({1003}, at::kBFloat16)));
   for (size_t i : {4, 5}) EXPECT_TRUE(at::equal(skipped[i], randn({1003}, at::kFloat, 9)));
@@ -312,7 +308,7 @@ TEST(EmulatedKernels, StochasticRoundingHasTheBitsOfTheCpu) {
     });
     const at::Tensor expected = at::full({count + 1}, 5, at::kBFloat16);
     stochastic_round(part, expected.narrow(0, 0, count), draw);
-    EXPECT_TRUE(testing::bitwise_equal(got[0], expected)) << first << " " << count;
+    EXPECT_TRUE(bitwise_equal(got[0], expected)) << first << " " << count;
   }
 }
 

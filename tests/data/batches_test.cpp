@@ -13,11 +13,7 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
-using test::small_info;
-using test::TempFolder;
-using test::write_store;
-using testing::HasSubstr;
+using test::small_info, test::write_store;
 
 // One row of a batch, to compare streams that are cut differently.
 struct Row {

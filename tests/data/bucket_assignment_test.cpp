@@ -1,22 +1,14 @@
 #include "data/images/bucket_assignment.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <random>
 #include <set>
 
-#include "core/error.h"
 #include "data/store/sample_order.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 TEST(BucketAssignment, LeavesOutWhatIsEmptyTooSmallOrUnknown) {
   const std::vector<Bucket> table = parse_buckets("64x64,32x64,64x32", 64, 8);

@@ -1,8 +1,5 @@
 #include "data/images/bucket_table.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 
 #include "data/images/images.h"
@@ -10,9 +7,6 @@
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using testing::HasSubstr;
 
 TEST(Buckets, PublishedTablesHaveAboutTheBasesPixels) {
   for (const int64_t base : {256, 512, 1024, 2048, 2880}) {
@@ -66,7 +60,6 @@ TEST(Buckets, OfARatio) {
     const Bucket bucket = bucket_of_ratio(ratio, base, multiple);
     return std::vector{bucket.height, bucket.width};
   };
-  using testing::ElementsAre;
   EXPECT_THAT(sides("16:9", 1024, 16), ElementsAre(768, 1344));  // PixArt's, whose key is 0.57
   EXPECT_THAT(sides("9:16", 1024, 16), ElementsAre(1344, 768));
   EXPECT_THAT(sides("1:1", 512, 16), ElementsAre(512, 512));
@@ -78,7 +71,6 @@ TEST(Buckets, OfARatio) {
 
 TEST(Buckets, SmallOnesJoinTheNearest) {
   const std::vector<Bucket> buckets = parse_buckets("64x64,48x96,96x48,56x80", 64, 8);
-  using testing::ElementsAre;
   EXPECT_THAT(merge_small_buckets(buckets, {10, 10, 10, 10}, 5), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(merge_small_buckets(buckets, {10, 10, 10, 2}, 5), ElementsAre(0, 1, 2, 1));
   EXPECT_THAT(merge_small_buckets(buckets, {1, 1, 1, 1}, 100)[0],

@@ -1,6 +1,5 @@
 // Captions in batches: which one a position has, dropped ones, and the same draws whatever the batch and
 // ranks.
-#include <gmock/gmock.h>
 
 #include <cstring>
 #include <set>
@@ -13,7 +12,6 @@ namespace kiln {
 namespace {
 
 using test::small_info;
-using test::TempFolder;
 
 constexpr int64_t kSamples = 12, kCaptionWidth = 3;
 

@@ -11,14 +11,7 @@
 namespace kiln {
 namespace {
 
-using test::make_picture;
-using test::message_of;
-using test::TempFolder;
-using test::text_of;
-using test::write_file;
-using test::write_picture;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using test::make_picture, test::text_of, test::write_file, test::write_picture;
 
 std::vector<std::string> names_of(const ImageDataset& dataset) {
   std::vector<std::string> names;

@@ -1,12 +1,7 @@
 #include "data/images/image_header.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <array>
 
-#include "core/error.h"
-#include "data/images/image_codecs.h"
 #include "data/images/image_dataset.h"
 #include "data/test_images.h"
 
@@ -14,7 +9,6 @@ namespace kiln {
 namespace {
 
 using test::make_picture;
-using testing::HasSubstr;
 
 // A TIFF header with a directory of two entries, the second the orientation.
 std::string exif_of(int orientation, bool is_little) {

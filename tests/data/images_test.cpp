@@ -7,10 +7,7 @@
 namespace kiln {
 namespace {
 
-using test::decode;
-using test::make_picture;
-using test::message_of;
-using ::testing::HasSubstr;
+using test::decode, test::make_picture;
 
 TEST(Images, PngRoundTrip) {
   const Image image = make_picture(13, 29);

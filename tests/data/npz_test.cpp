@@ -8,13 +8,6 @@ namespace kiln {
 namespace {
 
 using test::make_picture;
-using test::message_of;
-using test::read_bytes;
-using test::TempFolder;
-using test::write_bytes;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::string npy(const std::string& dict, const std::string& data, char version = 1) {
   std::string file = std::string("\x93NUMPY") + version + '\0';

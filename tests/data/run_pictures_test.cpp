@@ -7,9 +7,6 @@ namespace kiln {
 namespace {
 
 using test::make_picture;
-using test::message_of;
-using test::TempFolder;
-using testing::HasSubstr;
 
 class PicturesOfARun : public testing::Test {
  protected:

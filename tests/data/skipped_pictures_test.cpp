@@ -1,15 +1,10 @@
 // The list of pictures that an extraction left out: whole after every interruption.
 #include "data/images/left_out_list.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using test::TempFolder;
 
 TEST(Friction25, TheListOfSkippedPicturesGoesOnAfterATornLine) {
   const TempFolder folder, whole;

@@ -1,5 +1,4 @@
 // Damaged and hostile stores: refused in one line that names the file and the remedy, never a crash.
-#include <unistd.h>
 
 #include <array>
 
@@ -8,13 +7,7 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
-using test::small_info;
-using test::TempFolder;
-using test::write_store;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using test::small_info, test::write_store;
 
 class DamagedStore : public testing::Test {
  protected:

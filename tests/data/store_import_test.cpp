@@ -9,10 +9,6 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
-using test::TempFolder;
-using testing::HasSubstr;
-
 // A version 1.0 .npy file, as numpy writes it.
 template <class T>
 void write_npy(const std::string& path, const std::string& descr, const std::string& shape,

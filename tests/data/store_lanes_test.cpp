@@ -1,5 +1,4 @@
 // Stores of several lanes, with the sizes of the original pictures.
-#include <gmock/gmock.h>
 
 #include "data/store/store_parts.h"
 #include "data/test_store.h"
@@ -7,11 +6,7 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
 using test::small_info;
-using test::TempFolder;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 StoreInfo lanes_info() {
   StoreInfo info = small_info();

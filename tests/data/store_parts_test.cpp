@@ -7,9 +7,6 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using test::message_of;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr int64_t kRanks = 3;
 

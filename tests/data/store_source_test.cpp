@@ -1,20 +1,13 @@
 // Stores that have grown, and several of them as one.
 #include "data/store/store_source.h"
 
-#include <gmock/gmock.h>
-
 #include "data/loader/batches.h"
 #include "data/test_store.h"
 
 namespace kiln {
 namespace {
 
-using test::message_of;
-using test::small_info;
-using test::TempFolder;
-using test::write_store;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using test::small_info, test::write_store;
 
 // A store of 6 samples that has grown by 3 and by 2.
 void write_grown(const std::string& folder) {

@@ -2,7 +2,6 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 
@@ -12,13 +11,7 @@
 namespace kiln {
 namespace {
 
-using test::add_samples;
-using test::make_sample;
-using test::message_of;
-using test::small_info;
-using test::TempFolder;
-using test::write_store;
-using testing::HasSubstr;
+using test::add_samples, test::make_sample, test::small_info, test::write_store;
 
 // Every file of a folder with its content.
 std::map<std::string, std::string> contents(const std::string& folder) {

@@ -1,9 +1,6 @@
 // The text store: captions shared and weighted, every damage noticed, an interrupted writing continued.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
 
 #include "data/text_store/text_store.h"
 #include "data/text_store/text_store_writer.h"
@@ -11,10 +8,6 @@
 
 namespace kiln {
 namespace {
-
-using test::TempFolder;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 constexpr int64_t kWidth = 3;
 

@@ -3,14 +3,11 @@
 #include "diffusion/objective.h"
 #include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <numbers>
 
-#include "core/error.h"
 #include "diffusion/flow_objective.h"
 #include "diffusion/schedule.h"
 #include "test_files.h"
@@ -19,9 +16,6 @@ namespace kiln {
 namespace {
 
 using nlohmann::json;
-using test::message_of;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 struct Drawn {
   at::Tensor x_0, noise, prediction;

@@ -1,6 +1,5 @@
 // docs/samplers.md says which sampler draws with which objective, as the program does.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <fstream>

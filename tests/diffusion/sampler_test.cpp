@@ -3,13 +3,9 @@
 #include "diffusion/sampler.h"
 #include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 
-#include "core/error.h"
 #include "diffusion/objective.h"
 #include "diffusion/samplers/iddpm_sampler.h"
 #include "diffusion/samplers/spacing.h"
@@ -20,9 +16,6 @@ namespace kiln {
 namespace {
 
 using nlohmann::json;
-using test::message_of;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 TEST(Sampler, RegistryListsEveryName) {
   EXPECT_THAT(sampler_names(), ElementsAre("ddpm", "ddim", "dpmpp_2m", "unipc", "euler", "euler_ancestral",

@@ -1,5 +1,4 @@
 // Extraction to buckets: lanes, sizes, ranks.
-#include <gmock/gmock.h>
 
 #include "data/store/feature_store.h"
 #include "data/test_images.h"
@@ -10,9 +9,6 @@ namespace kiln {
 namespace {
 
 using test::make_picture;
-using test::TempFolder;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 // Pictures of three shapes in turn, one of them broken behind its header, one too small.
 void write_pictures(const TempFolder& folder) {

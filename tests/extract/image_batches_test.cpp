@@ -11,9 +11,6 @@ namespace kiln {
 namespace {
 
 using test::make_picture;
-using test::message_of;
-using test::TempFolder;
-using ::testing::HasSubstr;
 
 constexpr int64_t kSize = 8;
 

@@ -9,11 +9,7 @@
 namespace kiln {
 namespace {
 
-using test::make_sample;
-using test::message_of;
-using test::small_info;
-using test::TempFolder;
-using testing::HasSubstr;
+using test::make_sample, test::small_info;
 
 BatchOptions options_of(int64_t global_batch) {
   BatchOptions options;

@@ -1,8 +1,6 @@
 // Defects of peers' extraction.
 #include "extract/extract.h"
 
-#include <gmock/gmock.h>
-
 #include "data/store/feature_store.h"
 #include "data/test_images.h"
 #include "parallel/rank_threads.h"

@@ -1,11 +1,8 @@
 // Defects of other trainers that Kiln must not have: one test each.
-#include <gtest/gtest.h>
 
-#include <filesystem>
 #include <limits>
 
 #include "checkpoint/safetensors.h"
-#include "core/aten.h"
 #include "issues/one_weight.h"
 #include "parallel/rank_threads.h"
 #include "test_files.h"

@@ -1,21 +1,14 @@
 // Loading of autoencoders, and what extraction and sampling rely on. tests/reference/test_autoencoder_kl.py
 // holds the numbers against diffusers.
 #include "models/autoencoders/autoencoder.h"
-#include "core/aten.h"
 
 #include <c10/core/InferenceMode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
 #include "core/allocations.h"
 #include "core/dry_run.h"
-#include "core/error.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/tiling.h"
 #include "models/denoiser_checks.h"
@@ -26,7 +19,6 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
 using Tensors = std::map<std::string, at::Tensor>;
 
 const nlohmann::json kTinyAutoencoder = {{"_class_name", "AutoencoderKL"},

@@ -3,19 +3,12 @@
 #include "models/denoisers/dit/dit.h"
 #include "core/aten.h"
 
-#include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-
-#include "core/error.h"
 #include "models/denoiser_checks.h"
 #include "models/registry.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using testing::HasSubstr;
 
 const nlohmann::json kTinyDit = {{"input_size", 8},          {"patch_size", 2},  {"in_channels", 4},
                                  {"hidden_size", 48},        {"depth", 2},       {"num_heads", 3},

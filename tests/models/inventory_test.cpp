@@ -1,15 +1,10 @@
 // Every model of the registry against the published key inventories in tests/models/keys/.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <fstream>
 #include <map>
 #include <regex>
 #include <set>
-#include <sstream>
 
 #include "core/aten.h"
-#include "core/error.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/features/inception.h"

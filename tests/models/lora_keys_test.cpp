@@ -2,22 +2,12 @@
 // diffusers.
 #include "models/lora_keys.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
-#include "core/error.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using test::TempFolder;
-using testing::HasSubstr;
 
 const std::vector<std::string> kModules = {"down_blocks.0.attentions.1.proj_in", "mid_block.attn1.to_out.0"};
 

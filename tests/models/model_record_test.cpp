@@ -1,10 +1,6 @@
 // The record of a model's weights: its JSON, and the metadata of files that carries it.
 #include "models/model_record.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "core/error.h"
 #include "models/model.h"
 #include "test_files.h"
 
@@ -12,9 +8,6 @@ namespace kiln {
 namespace {
 
 using nlohmann::json;
-using test::message_of;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 // Every part has another value than the default.
 ModelRecord full_record() {

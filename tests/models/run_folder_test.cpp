@@ -1,25 +1,14 @@
 // RUN/config.json and the choice of a run's weights.
 #include "models/model_record.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-
 #include "checkpoint/train_state.h"
-#include "core/error.h"
 #include "models/weights_source.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
 
-using test::message_of;
-
 namespace fs = std::filesystem;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
 
 class Run : public ::testing::Test {
  protected:

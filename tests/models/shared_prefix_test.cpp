@@ -2,18 +2,16 @@
 #include "models/text/caption_encoder.h"
 
 #include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/aten.h"
 #include "models/text/text_registry.h"
 #include "models/weights.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
 using ::testing::ElementsAreArray;
-using ::testing::IsEmpty;
 using Text = std::vector<int64_t>;
 
 Text counted(int64_t first, int64_t count, std::initializer_list<int64_t> more = {}) {

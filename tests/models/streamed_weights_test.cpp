@@ -1,17 +1,9 @@
 // Text encoders whose weights are read segment by segment give the same bits as those that hold them all.
-#include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-
+#include "models/text/streamed_weights.h"
 #include "checkpoint/tensor_files.h"
-#include "core/aten.h"
-#include "core/error.h"
 #include "core/files/mapped_file.h"
 #include "models/denoiser_checks.h"
-#include "models/text/streamed_weights.h"
 #include "models/text/text_registry.h"
 #include "models/weights.h"
 #include "test_files.h"

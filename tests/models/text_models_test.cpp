@@ -1,21 +1,15 @@
 // PixArt and Sana as the trainer and the sampler use them: segment by segment, with weights of other dtypes,
 // on device meta, on ragged captions. tests/reference/test_pixart.py and test_sana.py hold their numbers
 // against other implementations.
-#include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
-#include "core/aten.h"
-#include "core/error.h"
 #include "models/denoiser_checks.h"
 #include "models/registry.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
 
 constexpr int64_t kBatch = 3, kTextWidth = 20, kMaxRows = 5;
 

@@ -1,19 +1,9 @@
-#include <gmock/gmock.h>
-
 #include <limits>
 
-#include "core/aten.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using ::testing::HasSubstr;
-using testing::kBf16;
-using testing::kF32;
-using testing::kFp16;
-using testing::Tensors;
 
 struct AdalnCase {
   int64_t batch, tokens, width;
@@ -22,13 +12,13 @@ struct AdalnCase {
 
 class Adaln : public ::testing::TestWithParam<AdalnCase> {};
 
-testing::Function modulate(at::ScalarType out, double eps = 1e-6) {
+Function modulate(at::ScalarType out, double eps = 1e-6) {
   return [=](const Tensors& in) { return adaln_modulate(in[0], in[1], in[2], eps, out); };
 }
 
 Tensors inputs_of(const AdalnCase& c) {
-  const at::Tensor x = testing::randn({c.batch, c.tokens, c.width}, at::kDouble, 1) * 2 + 0.5;
-  const at::Tensor chunks = testing::randn({c.batch, 6 * c.width}, c.modulation, 2);
+  const at::Tensor x = randn({c.batch, c.tokens, c.width}, at::kDouble, 1) * 2 + 0.5;
+  const at::Tensor chunks = randn({c.batch, 6 * c.width}, c.modulation, 2);
   return {x.to(c.x), chunks.narrow(1, 0, c.width), chunks.narrow(1, c.width, c.width)};
 }
 
@@ -48,23 +38,22 @@ TEST_P(Adaln, ResultAndGradientsMatchF64Reference) {
   const auto reference = [](const Tensors& in) {
     return reference::adaln_modulate(in[0], in[1], in[2], 1e-6, at::kDouble);
   };
-  testing::expect_close(out, reference(wide(inputs)), testing::tolerance_of(c.out));
+  expect_close(out, reference(wide(inputs)), tolerance_of(c.out));
   // The direction is rounded to the result's dtype first: both then see the same gradient.
-  const at::Tensor direction = testing::randn(out.sizes(), c.out, 3);
-  const Tensors got = testing::gradients(modulate(c.out), inputs, direction);
-  const Tensors expected = testing::gradients(reference, wide(inputs), direction.to(at::kDouble));
+  const at::Tensor direction = randn(out.sizes(), c.out, 3);
+  const Tensors got = gradients(modulate(c.out), inputs, direction);
+  const Tensors expected = gradients(reference, wide(inputs), direction.to(at::kDouble));
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(got[i].scalar_type(), inputs[i].scalar_type());
     // A row of one element has no gradient but rounding: 1 / sqrt(eps) of it.
-    testing::expect_close(got[i], expected[i], testing::tolerance_of(inputs[i].scalar_type()),
-                          c.width == 1 ? 1e-2 : 1e-5);
+    expect_close(got[i], expected[i], tolerance_of(inputs[i].scalar_type()), c.width == 1 ? 1e-2 : 1e-5);
   }
 }
 
-TEST_P(Adaln, MetaAgrees) { testing::expect_meta_agrees(modulate(GetParam().out), inputs_of(GetParam())); }
+TEST_P(Adaln, MetaAgrees) { expect_meta_agrees(modulate(GetParam().out), inputs_of(GetParam())); }
 
 TEST_P(Adaln, ThreadCountDoesNotMatter) {
-  testing::expect_thread_count_does_not_matter(modulate(GetParam().out), inputs_of(GetParam()));
+  expect_thread_count_does_not_matter(modulate(GetParam().out), inputs_of(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -76,32 +65,31 @@ INSTANTIATE_TEST_SUITE_P(
                       AdalnCase{2, 9, 30, kFp16, kFp16, kF32}, AdalnCase{2, 9, 30, kFp16, kF32, kFp16}));
 
 TEST(AdalnModulate, GradcheckInF64) {
-  testing::gradcheck(modulate(at::kDouble),
-                     wide({testing::randn({2, 3, 5}, kF32, 1), testing::randn({2, 5}, kF32, 2),
-                           testing::randn({2, 5}, kF32, 3)}));
+  gradcheck(modulate(at::kDouble),
+            wide({randn({2, 3, 5}, kF32, 1), randn({2, 5}, kF32, 2), randn({2, 5}, kF32, 3)}));
 }
 
 TEST(AdalnModulate, KeepsDigitsWhenTheMeanIsFarFromZero) {
-  const at::Tensor x = (testing::randn({2, 4, 96}) + 1000).to(kF32);
-  const at::Tensor shift = testing::randn({2, 96}, kF32, 2), scale = testing::randn({2, 96}, kF32, 3);
+  const at::Tensor x = (randn({2, 4, 96}) + 1000).to(kF32);
+  const at::Tensor shift = randn({2, 96}, kF32, 2), scale = randn({2, 96}, kF32, 3);
   const at::Tensor expected = reference::adaln_modulate(x.to(at::kDouble), shift.to(at::kDouble),
                                                         scale.to(at::kDouble), 1e-6, at::kDouble);
-  testing::expect_close(adaln_modulate(x, shift, scale, 1e-6, kF32), expected, 1e-4);
+  expect_close(adaln_modulate(x, shift, scale, 1e-6, kF32), expected, 1e-4);
 }
 
 TEST(AdalnModulate, EpsCountsForSmallActivations) {
-  const at::Tensor x = testing::randn({1, 4, 64}, kF32) * 1e-3;
+  const at::Tensor x = randn({1, 4, 64}, kF32) * 1e-3;
   const at::Tensor zero = at::zeros({1, 64});
   for (double eps : {1e-5, 1e-6}) {
     const at::Tensor expected = reference::adaln_modulate(x.to(at::kDouble), zero.to(at::kDouble),
                                                           zero.to(at::kDouble), eps, at::kDouble);
-    testing::expect_close(adaln_modulate(x, zero, zero, eps, kF32), expected, 1e-5);
+    expect_close(adaln_modulate(x, zero, zero, eps, kF32), expected, 1e-5);
   }
 }
 
 TEST(AdalnModulate, NonFiniteInputSpoilsItsRowAlone) {
   for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    at::Tensor x = testing::randn({1, 3, 40}, kF32);
+    at::Tensor x = randn({1, 3, 40}, kF32);
     x[0][1][39] = bad;
     const at::Tensor zero = at::zeros({1, 40});
     const at::Tensor finite = adaln_modulate(x, zero, zero, 1e-6, kBf16).isfinite();
@@ -111,16 +99,16 @@ TEST(AdalnModulate, NonFiniteInputSpoilsItsRowAlone) {
 }
 
 TEST(AdalnModulate, ReadsTransposedInputs) {
-  const at::Tensor x = testing::randn({8, 3, 2}, kF32).permute({2, 1, 0});
-  const at::Tensor rows = testing::randn({8, 2}, kF32, 2).t();
-  testing::expect_close(adaln_modulate(x, rows, rows, 1e-6, kF32),
-                        reference::adaln_modulate(x, rows, rows, 1e-6, kF32), 1e-6);
+  const at::Tensor x = randn({8, 3, 2}, kF32).permute({2, 1, 0});
+  const at::Tensor rows = randn({8, 2}, kF32, 2).t();
+  expect_close(adaln_modulate(x, rows, rows, 1e-6, kF32),
+               reference::adaln_modulate(x, rows, rows, 1e-6, kF32), 1e-6);
 }
 
 TEST(AdalnModulate, NamesWhatIsWrong) {
   const at::Tensor x = at::zeros({2, 3, 4}), rows = at::zeros({2, 4});
   const auto message = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-    return testing::message_of([&] { adaln_modulate(a, b, c, 1e-6, kF32); });
+    return message_of([&] { adaln_modulate(a, b, c, 1e-6, kF32); });
   };
   EXPECT_THAT(message(x[0], rows, rows), HasSubstr("[adaln_modulate] x must have 3 dimensions"));
   EXPECT_THAT(message(x, at::zeros({2, 5}), rows), HasSubstr("shift must have shape [2, 4]"));

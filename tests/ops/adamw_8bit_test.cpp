@@ -2,27 +2,17 @@
 // every instruction set, near midpoints too.
 #include "ops/update/adamw_8bit.h"
 
-#include <gmock/gmock.h>
 #include <hwy/targets.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
-#include <vector>
 
 #include <ATen/ops/bucketize.h>
 
-#include "core/aten.h"
-#include "core/error.h"
 #include "ops/checks.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::bitwise_equal;
-using testing::expect_close;
-using testing::randn;
-using testing::Tensors;
 
 using Step8bit = void (*)(const at::Tensor&, const at::Tensor&, const Moment8bit&, const Moment8bit&,
                           const at::Tensor&, const AdamWStep&);
@@ -148,8 +138,6 @@ TEST(Adamw8bit, RefusesWhatDoesNotFit) {
   const auto stepping = [&](const at::Tensor& grads, const Moment8bit& square) {
     return [=] { adamw_8bit_step_(state.weights, grads, state.mean, square, {}, options_8bit(0.9, 0.999)); };
   };
-  using ::testing::HasSubstr;
-  using ::testing::ThrowsMessage;
   EXPECT_THAT(stepping(at::zeros({299}), state.square), ThrowsMessage<Error>(HasSubstr("gradients")));
   EXPECT_THAT(stepping(at::zeros({300}), {state.square.places, at::zeros({1})}),
               ThrowsMessage<Error>(HasSubstr("scales")));

@@ -1,16 +1,10 @@
-#include <gmock/gmock.h>
-
 #include <cmath>
 #include <limits>
 
-#include "core/aten.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using ::testing::HasSubstr;
 
 struct State {
   at::Tensor master, grad, exp_avg, exp_avg_sq, compute;
@@ -45,12 +39,12 @@ struct State {
 
 State make_state(int64_t n, at::ScalarType grad_dtype = at::kFloat,
                  at::ScalarType compute_dtype = at::kBFloat16) {
-  return {testing::randn({n}, at::kFloat, 1),
-          testing::randn({n}, grad_dtype, 2),
-          testing::randn({n}, at::kFloat, 3) * 0.1,
-          testing::randn({n}, at::kFloat, 4).square() * 0.01,
+  return {randn({n}, at::kFloat, 1),
+          randn({n}, grad_dtype, 2),
+          randn({n}, at::kFloat, 3) * 0.1,
+          randn({n}, at::kFloat, 4).square() * 0.01,
           at::zeros({n}, compute_dtype),
-          {{testing::randn({n}, at::kFloat, 5), 0.9999}, {testing::randn({n}, at::kFloat, 6), 0.5}}};
+          {{randn({n}, at::kFloat, 5), 0.9999}, {randn({n}, at::kFloat, 6), 0.5}}};
 }
 
 const AdamWStep kOptions = {.lr = 1e-3,
@@ -86,11 +80,11 @@ TEST(AdamwEmaStep, MatchesTheFormulasInF64) {
       State s = make_state(n, grad_dtype);
       const Exact expected = exact_step(s, kOptions);
       s.run(kOptions);
-      testing::expect_close(s.master, expected.master, 2e-7);
-      testing::expect_close(s.exp_avg, expected.exp_avg, 2e-7);
-      testing::expect_close(s.exp_avg_sq, expected.exp_avg_sq, 2e-7);
+      expect_close(s.master, expected.master, 2e-7);
+      expect_close(s.exp_avg, expected.exp_avg, 2e-7);
+      expect_close(s.exp_avg_sq, expected.exp_avg_sq, 2e-7);
       for (size_t k = 0; k < s.emas.size(); ++k) {
-        testing::expect_close(s.emas[k].weights, expected.emas[k], 2e-7);
+        expect_close(s.emas[k].weights, expected.emas[k], 2e-7);
       }
     }
   }
@@ -101,12 +95,12 @@ TEST(AdamwEmaStep, DisplacementOverStepsMatchesTheReference) {
   const at::Tensor start = fused.master.clone();
   AdamWStep options = kOptions;
   for (options.step = 1; options.step <= 5; ++options.step) {
-    fused.grad = composed.grad = testing::randn({5000}, at::kFloat, 10 + options.step);
+    fused.grad = composed.grad = randn({5000}, at::kFloat, 10 + options.step);
     fused.run(options);
     reference::adamw_ema_step_(composed.master, composed.grad, composed.exp_avg, composed.exp_avg_sq,
                                composed.emas, &composed.compute, options);
   }
-  testing::expect_close(fused.master - start, composed.master - start, 1e-4);
+  expect_close(fused.master - start, composed.master - start, 1e-4);
 }
 
 TEST(AdamwEmaStep, AnySplitGivesTheSameBits) {
@@ -118,7 +112,7 @@ TEST(AdamwEmaStep, AnySplitGivesTheSameBits) {
     parts.slice(cuts[i], cuts[i + 1]).run(kOptions);
   }
   for (size_t i = 0; i < whole.results().size(); ++i) {
-    EXPECT_TRUE(testing::bitwise_equal(whole.results()[i], parts.results()[i])) << i;
+    EXPECT_TRUE(bitwise_equal(whole.results()[i], parts.results()[i])) << i;
   }
 }
 
@@ -131,7 +125,7 @@ TEST(AdamwEmaStep, ThreadCountDoesNotMatter) {
   three.run(kOptions);
   at::set_num_threads(threads);
   for (size_t i = 0; i < one.results().size(); ++i) {
-    EXPECT_TRUE(testing::bitwise_equal(one.results()[i], three.results()[i])) << i;
+    EXPECT_TRUE(bitwise_equal(one.results()[i], three.results()[i])) << i;
   }
 }
 
@@ -139,7 +133,7 @@ TEST(AdamwEmaStep, ComputeWeightsAreTheMasterRoundedToEven) {
   for (auto dtype : {at::kBFloat16, at::kHalf}) {
     State s = make_state(3001, at::kFloat, dtype);
     s.run(kOptions);
-    EXPECT_TRUE(testing::bitwise_equal(s.compute, s.master.to(dtype)));
+    EXPECT_TRUE(bitwise_equal(s.compute, s.master.to(dtype)));
     // Exact ties, subnormals and extremes of every exponent: grad and decay zero leave the master as it is.
     AdamWStep still = kOptions;
     still.lr = 0;
@@ -148,7 +142,7 @@ TEST(AdamwEmaStep, ComputeWeightsAreTheMasterRoundedToEven) {
     s.grad.zero_();
     s.exp_avg.zero_();
     s.run(still);
-    EXPECT_TRUE(testing::bitwise_equal(s.compute, s.master.to(dtype)));
+    EXPECT_TRUE(bitwise_equal(s.compute, s.master.to(dtype)));
   }
 }
 
@@ -161,7 +155,7 @@ TEST(AdamwEmaStep, LongRangesGiveTheBitsOfShortOnes) {
     for (int64_t begin : {0, 1}) {
       State whole = make_state(kSize + begin, at::kBFloat16, dtype), part = whole.slice(begin, kSize + begin);
       part.run(kOptions);
-      EXPECT_TRUE(testing::bitwise_equal(part.compute, part.master.to(dtype))) << begin;
+      EXPECT_TRUE(bitwise_equal(part.compute, part.master.to(dtype))) << begin;
       EXPECT_EQ(whole.compute.slice(0, 0, begin).count_nonzero().item<int64_t>(), 0);
     }
   }
@@ -173,7 +167,7 @@ TEST(AdamwEmaStep, WithoutEmaAndComputeWeights) {
   std::vector<EmaSlice> none;
   adamw_ema_step_(s.master, s.grad, s.exp_avg, s.exp_avg_sq, none, nullptr, kOptions);
   full.run(kOptions);
-  EXPECT_TRUE(testing::bitwise_equal(s.master, full.master));
+  EXPECT_TRUE(bitwise_equal(s.master, full.master));
 }
 
 // d e + (1 - d) p with d = 0.9999 rounded to f32 would shrink a converged average by 2e-8 a step.
@@ -185,7 +179,7 @@ TEST(AdamwEmaStep, ConvergedAverageStays) {
   for (int i = 0; i < 1000; ++i) {
     s.run(still);
   }
-  EXPECT_TRUE(testing::bitwise_equal(s.emas[0].weights, s.master));
+  EXPECT_TRUE(bitwise_equal(s.emas[0].weights, s.master));
 }
 
 TEST(AdamwEmaStep, NonFiniteGradientReachesItsElementAlone) {
@@ -207,7 +201,7 @@ TEST(AdamwEmaStep, MetaTouchesNothing) {
 
 TEST(AdamwEmaStep, NamesWhatIsWrong) {
   const auto message = [](State s, AdamWStep options = kOptions) {
-    return testing::message_of([&] { s.run(options); });
+    return message_of([&] { s.run(options); });
   };
   State s = make_state(8);
   s.exp_avg = at::zeros({7});
@@ -227,7 +221,7 @@ TEST(AdamwEmaStep, NamesWhatIsWrong) {
 TEST(SumOfSquares, MatchesF64) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (int64_t n : {0, 1, 15, 17, 4097, 100003}) {
-      const at::Tensor g = testing::randn({n}, dtype, 1);
+      const at::Tensor g = randn({n}, dtype, 1);
       const double expected = g.to(at::kDouble).square().sum().item<double>();
       const at::Tensor sum = sum_of_squares(g);
       EXPECT_EQ(sum.scalar_type(), at::kDouble);
@@ -244,7 +238,7 @@ TEST(SumOfSquares, DoesNotOverflowF32) {
 
 TEST(SumOfSquares, ThreadCountDoesNotMatter) {
   const int threads = at::get_num_threads();
-  const at::Tensor g = testing::randn({1000003}, at::kFloat, 1);
+  const at::Tensor g = randn({1000003}, at::kFloat, 1);
   at::set_num_threads(1);
   const double one = sum_of_squares(g).item<double>();
   at::set_num_threads(3);

@@ -3,25 +3,20 @@
 
 #include <cmath>
 
-#include "core/aten.h"
-#include "core/error.h"
 #include "ops/attention.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::Tensors;
 
 struct AttentionCase {
   int64_t batch, num_tokens, num_heads, head_dim;
   double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
   at::Tensor qkv(at::ScalarType dtype, double spread = 1) const {
-    return (testing::randn({batch, num_tokens, 3, num_heads, head_dim}) * spread).to(dtype);
+    return (randn({batch, num_tokens, 3, num_heads, head_dim}) * spread).to(dtype);
   }
   at::Tensor direction(at::ScalarType dtype) const {
-    return testing::randn({batch, num_tokens, num_heads * head_dim}, dtype, 5);
+    return randn({batch, num_tokens, num_heads * head_dim}, dtype, 5);
   }
 };
 
@@ -31,11 +26,11 @@ void expect_reference(const AttentionCase& c, at::ScalarType dtype, double rtol,
                       double atol = 0) {
   SCOPED_TRACE(::testing::Message() << c.batch << "x" << c.num_tokens << "x" << c.num_heads << "x"
                                     << c.head_dim << " " << c10::toString(dtype));
-  const at::Tensor qkv = testing::leaf(c.qkv(dtype, spread)), wide = testing::leaf(qkv.to(at::kDouble));
+  const at::Tensor qkv = leaf(c.qkv(dtype, spread)), wide = leaf(qkv.to(at::kDouble));
   const at::Tensor out = packed_attention(qkv, c.scale()),
                    expected = reference::packed_attention(wide, c.scale());
   EXPECT_EQ(out.scalar_type(), dtype);
-  testing::expect_close(out, expected, rtol);
+  expect_close(out, expected, rtol);
   const at::Tensor direction = c.direction(dtype);
   const at::Tensor grad = torch::autograd::grad({out}, {qkv}, {direction})[0];
   const at::Tensor expected_grad = torch::autograd::grad({expected}, {wide}, {direction.to(at::kDouble)})[0];
@@ -43,7 +38,7 @@ void expect_reference(const AttentionCase& c, at::ScalarType dtype, double rtol,
   // The gradient of q and k is 0 in theory when there is a single key: only rounding of grad_out remains.
   if (c.num_tokens == 1) atol = rtol;
   for (int64_t part = 0; part < 3; ++part)
-    testing::expect_close(grad.select(2, part), expected_grad.select(2, part), rtol, atol);
+    expect_close(grad.select(2, part), expected_grad.select(2, part), rtol, atol);
 }
 
 constexpr double kAllowedF32 = 5e-6, kAllowedBf16 = 1.2e-2, kAllowedFp16 = 2e-3;
@@ -65,7 +60,7 @@ TEST(PackedAttention, MatchesTheReferenceForRaggedLengths) {
 
 TEST(PackedAttention, GradientIsExactInF64) {
   const auto attention = [](const Tensors& in) { return packed_attention(in[0], 0.6); };
-  testing::gradcheck(attention, {AttentionCase{2, 5, 2, 3}.qkv(at::kDouble)});
+  gradcheck(attention, {AttentionCase{2, 5, 2, 3}.qkv(at::kDouble)});
 }
 
 // Logits to about +-60,000: softmax picks one key, so that the gradients of q and k vanish in theory; what
@@ -74,9 +69,9 @@ TEST(PackedAttention, ExtremeLogitsDoNotOverflow) {
   const AttentionCase c{1, 70, 2, 64};
   expect_reference(c, at::kFloat, 1e-3, 100, 0.05);
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
-    const at::Tensor qkv = testing::leaf(c.qkv(dtype, 100));
+    const at::Tensor qkv = leaf(c.qkv(dtype, 100));
     const at::Tensor out = packed_attention(qkv, c.scale());
-    testing::expect_close(out, reference::packed_attention(qkv.to(at::kDouble), c.scale()), kAllowedBf16);
+    expect_close(out, reference::packed_attention(qkv.to(at::kDouble), c.scale()), kAllowedBf16);
     const at::Tensor grad = torch::autograd::grad({out}, {qkv}, {c.direction(dtype)})[0];
     EXPECT_TRUE(at::isfinite(grad).all().item<bool>());
   }
@@ -101,23 +96,22 @@ TEST(PackedAttention, NanReachesTheOutputAndTheGradient) {
 TEST(PackedAttention, NegativeAndZeroScale) {
   for (const double scale : {-0.3, 0.0}) {
     const at::Tensor qkv = AttentionCase{1, 50, 2, 16}.qkv(at::kFloat);
-    testing::expect_close(packed_attention(qkv, scale),
-                          reference::packed_attention(qkv.to(at::kDouble), scale), kAllowedF32);
+    expect_close(packed_attention(qkv, scale), reference::packed_attention(qkv.to(at::kDouble), scale),
+                 kAllowedF32);
   }
 }
 
 TEST(PackedAttention, SameBitsAgainAndWithAnyThreads) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const AttentionCase& c : {AttentionCase{1, 200, 1, 64}, AttentionCase{3, 50, 2, 72}})
-      testing::expect_thread_count_does_not_matter(
+      expect_thread_count_does_not_matter(
           [&](const Tensors& in) { return packed_attention(in[0], c.scale()); }, {c.qkv(dtype)});
 }
 
 TEST(PackedAttention, MetaAgrees) {
   const AttentionCase c{2, 24, 3, 16};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
-    testing::expect_meta_agrees([&](const Tensors& in) { return packed_attention(in[0], c.scale()); },
-                                {c.qkv(dtype)});
+    expect_meta_agrees([&](const Tensors& in) { return packed_attention(in[0], c.scale()); }, {c.qkv(dtype)});
 }
 
 TEST(PackedAttention, EmptyBatch) {

@@ -1,16 +1,10 @@
 // CAME's passes against their composition, on whole matrices and rows of them, and on any number of threads.
 #include "ops/update/came.h"
 
-#include "core/aten.h"
 #include "ops/checks.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::bitwise_equal;
-using testing::expect_close;
-using testing::randn;
-using testing::Tensors;
 
 // Wide enough for several tasks; many small ones; one row, one column; nothing.
 const std::vector<std::vector<int64_t>> kShapes = {{1, 300, 1000}, {2, 150, 1025}, {15'000, 3, 3},
@@ -78,7 +72,7 @@ void expect_all_close(const Tensors& actual, const Tensors& expected) {
   for (size_t i = 0; i < expected.size(); ++i) {
     SCOPED_TRACE(i);
     const at::ScalarType dtype = expected[i].scalar_type();
-    expect_close(actual[i], expected[i], dtype == at::kDouble ? 1e-5 : testing::tolerance_of(dtype));
+    expect_close(actual[i], expected[i], dtype == at::kDouble ? 1e-5 : tolerance_of(dtype));
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "core/aten.h"
 #include "core/dry_run.h"
+#include "ops/ops.h"
 #include "test_files.h"
 
 namespace kiln::ops::testing {
@@ -158,3 +159,7 @@ inline void expect_thread_count_does_not_matter(const Function& f, const Tensors
 using kiln::test::message_of;
 
 }  // namespace kiln::ops::testing
+
+namespace kiln::ops {
+using namespace testing;
+}

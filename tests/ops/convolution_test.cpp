@@ -1,11 +1,8 @@
 // conv2d where a CPU only stores the compute dtype: results and gradients.
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::randn;
 
 constexpr ConvolutionShape kShape{.stride = 2, .padding = 1, .groups = 1};
 

@@ -1,14 +1,7 @@
-#include <gmock/gmock.h>
-
-#include "core/aten.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using ::testing::HasSubstr;
-using testing::Tensors;
 
 const at::Tensor kIds = at::tensor({3, 0, 3, 6, 3}, at::kLong);  // a repeated row, unused rows
 
@@ -18,30 +11,30 @@ at::Tensor composed_rows(const Tensors& in) { return reference::embedding_rows(i
 class Embedding : public ::testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(Embedding, ResultAndGradientMatchTheReference) {
-  const Tensors inputs = {testing::randn({7, 5}, GetParam(), 1)};
+  const Tensors inputs = {randn({7, 5}, GetParam(), 1)};
   const at::Tensor out = rows_of(inputs);
   EXPECT_EQ(out.scalar_type(), at::kFloat);
   EXPECT_TRUE(at::equal(out, composed_rows(inputs)));
-  const at::Tensor direction = testing::randn({5, 5}, at::kFloat, 2);
-  const at::Tensor gradient = testing::gradients(rows_of, inputs, direction)[0];
+  const at::Tensor direction = randn({5, 5}, at::kFloat, 2);
+  const at::Tensor gradient = gradients(rows_of, inputs, direction)[0];
   EXPECT_EQ(gradient.scalar_type(), GetParam());
   // Summed in f32 and rounded once.
-  const at::Tensor expected = testing::gradients(composed_rows, {inputs[0].to(at::kFloat)}, direction)[0];
+  const at::Tensor expected = gradients(composed_rows, {inputs[0].to(at::kFloat)}, direction)[0];
   EXPECT_TRUE(at::equal(gradient, expected.to(GetParam())));
   EXPECT_FALSE(gradient[1].any().item<bool>());
 }
 
-TEST_P(Embedding, MetaAgrees) { testing::expect_meta_agrees(rows_of, {testing::randn({7, 5}, GetParam())}); }
+TEST_P(Embedding, MetaAgrees) { expect_meta_agrees(rows_of, {randn({7, 5}, GetParam())}); }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, Embedding, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-TEST(EmbeddingOp, Gradcheck) { testing::gradcheck(rows_of, {testing::randn({7, 3})}); }
+TEST(EmbeddingOp, Gradcheck) { gradcheck(rows_of, {randn({7, 3})}); }
 
 TEST(EmbeddingOp, WrongInputsAreRefused) {
-  EXPECT_THAT(testing::message_of([] { embedding_rows(at::zeros({3}), kIds); }),
+  EXPECT_THAT(message_of([] { embedding_rows(at::zeros({3}), kIds); }),
               HasSubstr("expected table (rows, D)"));
-  EXPECT_THAT(testing::message_of([] {
+  EXPECT_THAT(message_of([] {
                 embedding_rows(at::zeros({3, 2}), kIds.to(at::kFloat));
               }),
               HasSubstr("i64 ids"));

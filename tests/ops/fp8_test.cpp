@@ -4,14 +4,9 @@
 
 #include "ops/checks.h"
 #include "ops/gradient_memory.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::leaf;
-using testing::randn;
-using testing::Tensors;
 
 constexpr auto kE4m3 = at::kFloat8_e4m3fn, kE5m2 = at::kFloat8_e5m2;
 
@@ -62,10 +57,10 @@ TEST(Fp8, ProductsOfRoundedOperands) {
   const Fp8Tensor rows = to_fp8(x, kE4m3, Fp8Layout::kBoth), grads = to_fp8(grad, kE5m2, Fp8Layout::kBoth);
   const at::Tensor q_x = meant(rows).to(at::kDouble), q_w = meant(to_fp8(weight, kE4m3)).to(at::kDouble),
                    q_g = meant(grads).to(at::kDouble);
-  testing::expect_close(fp8_affine(rows, weight, bias), at::mm(q_x, q_w.t()) + bias, 1.0 / 128);
-  testing::expect_close(fp8_affine_grad_rows(grads, weight), at::mm(q_g, q_w), 1.0 / 256);
+  expect_close(fp8_affine(rows, weight, bias), at::mm(q_x, q_w.t()) + bias, 1.0 / 128);
+  expect_close(fp8_affine_grad_rows(grads, weight), at::mm(q_g, q_w), 1.0 / 256);
   const at::Tensor memory = at::full({80, 96}, 7, at::kBFloat16);
-  testing::expect_close(fp8_affine_grad_weight(grads, rows, memory), at::mm(q_g.t(), q_x), 1.0 / 256);
+  expect_close(fp8_affine_grad_weight(grads, rows, memory), at::mm(q_g.t(), q_x), 1.0 / 256);
   EXPECT_TRUE(fp8_affine_grad_weight(grads, rows, memory).is_same(memory));
 }
 
@@ -88,8 +83,8 @@ TEST(Fp8, LinearAndMlpStayNearBf16) {
   EXPECT_LT(distance(got, wanted), 0.06);
   EXPECT_GT(distance(got, wanted), 0.005) << "these products did not run in fp8";
   const at::Tensor direction = randn(wanted.sizes(), at::kBFloat16, 6);
-  const Tensors wanted_grads = testing::gradients(mlp(Products::kComputeDtype), inputs, direction),
-                got_grads = testing::gradients(mlp(Products::kFp8), inputs, direction);
+  const Tensors wanted_grads = gradients(mlp(Products::kComputeDtype), inputs, direction),
+                got_grads = gradients(mlp(Products::kFp8), inputs, direction);
   for (size_t i = 0; i < inputs.size(); ++i) EXPECT_LT(distance(got_grads[i], wanted_grads[i]), 0.15) << i;
 }
 
@@ -97,13 +92,13 @@ TEST(Fp8, LinearAndMlpStayNearBf16) {
 TEST(Fp8, SmallLayersAreLeftAlone) {
   const at::Tensor weight = randn({512, 256}, at::kBFloat16, 2);
   for (const at::Tensor& x : {randn({32, 256}, at::kBFloat16, 1), randn({260, 256}, at::kBFloat16, 1)})
-    EXPECT_TRUE(testing::bitwise_equal(linear(x, weight, std::nullopt, at::kBFloat16, Products::kFp8),
-                                       linear(x, weight, std::nullopt, at::kBFloat16)));
+    EXPECT_TRUE(bitwise_equal(linear(x, weight, std::nullopt, at::kBFloat16, Products::kFp8),
+                              linear(x, weight, std::nullopt, at::kBFloat16)));
 }
 
 TEST(Fp8, RefusesAProcessorInOneLine) {
   EXPECT_EQ(
-      testing::message_of([] { require_fp8(at::kCPU, /*emulates=*/false); }),
+      message_of([] { require_fp8(at::kCPU, /*emulates=*/false); }),
       "[fp8] --compute-dtype fp8 expects a GPU of compute capability 8.9 or more, got cpu: use bf16, or "
       "--emulate-fp8 to try its arithmetic slowly");
   EXPECT_NO_THROW(require_fp8(at::kCPU, /*emulates=*/true));

@@ -1,19 +1,9 @@
-#include <gmock/gmock.h>
-
 #include <limits>
 
-#include "core/aten.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using ::testing::HasSubstr;
-using testing::kBf16;
-using testing::kF32;
-using testing::kFp16;
-using testing::Tensors;
 
 struct GatedCase {
   int64_t batch, tokens, width;
@@ -26,9 +16,9 @@ at::Tensor gated(const Tensors& in) { return gated_residual(in[0], in[1], in[2])
 at::Tensor composed_gated(const Tensors& in) { return reference::gated_residual(in[0], in[1], in[2]); }
 
 Tensors inputs_of(const GatedCase& c) {
-  return {testing::randn({c.batch, c.tokens, c.width}, c.residual, 1),
-          testing::randn({c.batch, 6 * c.width}, c.branch, 2).narrow(1, 2 * c.width, c.width),
-          testing::randn({c.batch, c.tokens, c.width}, c.branch, 3)};
+  return {randn({c.batch, c.tokens, c.width}, c.residual, 1),
+          randn({c.batch, 6 * c.width}, c.branch, 2).narrow(1, 2 * c.width, c.width),
+          randn({c.batch, c.tokens, c.width}, c.branch, 3)};
 }
 
 TEST_P(GatedResidual, ResultAndGradientsMatchF64Reference) {
@@ -39,20 +29,20 @@ TEST_P(GatedResidual, ResultAndGradientsMatchF64Reference) {
   }
   const at::Tensor out = gated(inputs);
   EXPECT_EQ(out.scalar_type(), inputs[0].scalar_type());
-  testing::expect_close(out, composed_gated(wide), testing::tolerance_of(GetParam().residual));
-  const at::Tensor direction = testing::randn(out.sizes(), out.scalar_type(), 4);
-  const Tensors got = testing::gradients(gated, inputs, direction);
-  const Tensors expected = testing::gradients(composed_gated, wide, direction.to(at::kDouble));
+  expect_close(out, composed_gated(wide), tolerance_of(GetParam().residual));
+  const at::Tensor direction = randn(out.sizes(), out.scalar_type(), 4);
+  const Tensors got = gradients(gated, inputs, direction);
+  const Tensors expected = gradients(composed_gated, wide, direction.to(at::kDouble));
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(got[i].scalar_type(), inputs[i].scalar_type());
-    testing::expect_close(got[i], expected[i], testing::tolerance_of(inputs[i].scalar_type()));
+    expect_close(got[i], expected[i], tolerance_of(inputs[i].scalar_type()));
   }
 }
 
-TEST_P(GatedResidual, MetaAgrees) { testing::expect_meta_agrees(gated, inputs_of(GetParam())); }
+TEST_P(GatedResidual, MetaAgrees) { expect_meta_agrees(gated, inputs_of(GetParam())); }
 
 TEST_P(GatedResidual, ThreadCountDoesNotMatter) {
-  testing::expect_thread_count_does_not_matter(gated, inputs_of(GetParam()));
+  expect_thread_count_does_not_matter(gated, inputs_of(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GatedResidual,
@@ -64,15 +54,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, GatedResidual,
                                            GatedCase{2, 40, 19, kFp16, kF32}));
 
 TEST(GatedResidualOp, GradcheckInF64) {
-  testing::gradcheck(gated,
-                     {testing::randn({2, 3, 4}, at::kDouble, 1), testing::randn({2, 4}, at::kDouble, 2),
-                      testing::randn({2, 3, 4}, at::kDouble, 3)});
+  gradcheck(gated, {randn({2, 3, 4}, at::kDouble, 1), randn({2, 4}, at::kDouble, 2),
+                    randn({2, 3, 4}, at::kDouble, 3)});
 }
 
 TEST(GatedResidualOp, GradientOfXIsTheIncomingTensor) {
   const Tensors inputs = inputs_of(GatedCase{2, 5, 16, kF32, kBf16});
-  const at::Tensor x = testing::leaf(inputs[0]);
-  const at::Tensor grad = testing::randn(x.sizes(), kF32, 5);
+  const at::Tensor x = leaf(inputs[0]);
+  const at::Tensor grad = randn(x.sizes(), kF32, 5);
   const at::Tensor dx = torch::autograd::grad({gated({x, inputs[1], inputs[2]})}, {x}, {grad})[0];
   EXPECT_EQ(dx.data_ptr(), grad.data_ptr());
 }
@@ -88,11 +77,11 @@ TEST(GatedResidualOp, NonFiniteValuesPropagate) {
 
 TEST(GatedResidualOp, NamesWhatIsWrong) {
   const at::Tensor x = at::zeros({2, 3, 4});
-  EXPECT_THAT(testing::message_of([&] {
+  EXPECT_THAT(message_of([&] {
                 gated_residual(x, at::zeros({2, 3}), x);
               }),
               HasSubstr("[gated_residual] gate must have shape [2, 4]"));
-  EXPECT_THAT(testing::message_of([&] {
+  EXPECT_THAT(message_of([&] {
                 gated_residual(x, at::zeros({2, 4}), at::zeros({2, 3, 5}));
               }),
               HasSubstr("y must have the shape of x [2, 3, 4], got [2, 3, 5]"));

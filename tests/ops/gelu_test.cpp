@@ -1,5 +1,4 @@
 #include "ops/gelu.h"
-#include "core/aten.h"
 
 #include <limits>
 
@@ -59,20 +58,20 @@ TEST(GeluTanh, EveryBf16AndFp16ValueIsCorrectlyRounded) {
 
 TEST(GeluTanh, RaggedSizesAndInPlaceGradients) {
   for (int64_t n : {0, 1, 7, 15, 16, 17, 72, 384, 1152, 40000}) {
-    const at::Tensor x = testing::randn({n}, at::kFloat, 1), grad = testing::randn({n}, at::kFloat, 2);
-    testing::expect_close(forward(x), exact(x), 1e-6, 1e-7);
+    const at::Tensor x = randn({n}, at::kFloat, 1), grad = randn({n}, at::kFloat, 2);
+    expect_close(forward(x), exact(x), 1e-6, 1e-7);
     const at::Tensor expected = at::gelu_backward(grad.to(at::kDouble), x.to(at::kDouble), "tanh");
-    testing::expect_close(backward(grad, x), expected, 1e-6, 1e-7);
+    expect_close(backward(grad, x), expected, 1e-6, 1e-7);
     at::Tensor in_place = grad.clone();
     gelu_tanh_backward(in_place, x, in_place);
-    EXPECT_TRUE(testing::bitwise_equal(in_place, backward(grad, x)));
+    EXPECT_TRUE(bitwise_equal(in_place, backward(grad, x)));
   }
 }
 
 TEST(GeluTanh, WritesNothingBeyondTheEnd) {
   at::Tensor buffer = at::full({64}, 5, at::kBFloat16);
   at::Tensor out = buffer.narrow(0, 0, 19);
-  gelu_tanh_forward(testing::randn({19}, at::kBFloat16), out);
+  gelu_tanh_forward(randn({19}, at::kBFloat16), out);
   EXPECT_TRUE((buffer.narrow(0, 19, 45) == 5).all().item<bool>());
 }
 
@@ -97,8 +96,8 @@ TEST(GeluTanh, SpecialValues) {
 }
 
 TEST(GeluTanh, F64AndMetaGoTheirWay) {
-  const at::Tensor x = testing::randn({5, 3});
-  testing::expect_close(forward(x), exact(x), 1e-15);
+  const at::Tensor x = randn({5, 3});
+  expect_close(forward(x), exact(x), 1e-15);
   EXPECT_EQ(forward(at::empty({4, 6}, at::TensorOptions(at::kMeta).dtype(at::kBFloat16))).scalar_type(),
             at::kBFloat16);
 }

@@ -1,16 +1,7 @@
-#include <gmock/gmock.h>
-
-#include "core/aten.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::kBf16;
-using testing::kF32;
-using testing::kFp16;
-using testing::Tensors;
 
 struct GluCase {
   int64_t batch, height, width, channels;
@@ -20,16 +11,16 @@ struct GluCase {
 class GluConv : public ::testing::TestWithParam<GluCase> {};
 
 Tensors glu_inputs(const GluCase& c, at::ScalarType dtype) {
-  return {testing::randn({c.batch, c.height * c.width, 2 * c.channels}, c.dtype, 1).to(dtype),
-          testing::randn({2 * c.channels, 1, 3, 3}, c.dtype, 2).to(dtype),
-          testing::randn({2 * c.channels}, c.dtype, 3).to(dtype)};
+  return {randn({c.batch, c.height * c.width, 2 * c.channels}, c.dtype, 1).to(dtype),
+          randn({2 * c.channels, 1, 3, 3}, c.dtype, 2).to(dtype),
+          randn({2 * c.channels}, c.dtype, 3).to(dtype)};
 }
 
-testing::Function gated(const GluCase& c) {
+Function gated(const GluCase& c) {
   return [=](const Tensors& in) { return glu_depthwise_conv(in[0], in[1], in[2], c.height, c.width); };
 }
 
-testing::Function by_reference(const GluCase& c) {
+Function by_reference(const GluCase& c) {
   return [=](const Tensors& in) {
     return reference::glu_depthwise_conv(in[0], in[1], in[2], c.height, c.width);
   };
@@ -54,33 +45,33 @@ TEST_P(GluConv, EqualsTheDefinitionPixelByPixel) {
   const GluCase c = GetParam();
   const at::Tensor out = gated(c)(glu_inputs(c, c.dtype));
   EXPECT_EQ(out.scalar_type(), c.dtype);
-  testing::expect_close(out, pixelwise(c, glu_inputs(c, at::kDouble)), testing::tolerance_of(c.dtype));
+  expect_close(out, pixelwise(c, glu_inputs(c, at::kDouble)), tolerance_of(c.dtype));
 }
 
 TEST_P(GluConv, GradientsEqualTheReferenceInF64) {
   const GluCase c = GetParam();
   const Tensors inputs = glu_inputs(c, c.dtype), wide = glu_inputs(c, at::kDouble);
-  const at::Tensor direction = testing::randn(gated(c)(inputs).sizes(), c.dtype, 4);
-  const Tensors got = testing::gradients(gated(c), inputs, direction);
-  const Tensors expected = testing::gradients(by_reference(c), wide, direction);
-  const Tensors composed = testing::gradients(gated(c), wide, direction);  // no kernel takes f64
-  for (size_t i = 0; i < got.size(); ++i) testing::expect_close(composed[i], expected[i], 1e-12, 1e-12);
+  const at::Tensor direction = randn(gated(c)(inputs).sizes(), c.dtype, 4);
+  const Tensors got = gradients(gated(c), inputs, direction);
+  const Tensors expected = gradients(by_reference(c), wide, direction);
+  const Tensors composed = gradients(gated(c), wide, direction);  // no kernel takes f64
+  for (size_t i = 0; i < got.size(); ++i) expect_close(composed[i], expected[i], 1e-12, 1e-12);
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].scalar_type(), c.dtype);
-    testing::expect_close(got[i], expected[i], 2 * testing::tolerance_of(c.dtype));
+    expect_close(got[i], expected[i], 2 * tolerance_of(c.dtype));
   }
 }
 
 TEST_P(GluConv, MetaAgrees) {
-  testing::expect_meta_agrees(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
+  expect_meta_agrees(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
 }
 
 TEST_P(GluConv, HasABackwardInADryRunOfCuda) {
-  testing::expect_gradients_in_a_dry_run_of_cuda(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
+  expect_gradients_in_a_dry_run_of_cuda(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
 }
 
 TEST_P(GluConv, ThreadCountDoesNotMatter) {
-  testing::expect_thread_count_does_not_matter(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
+  expect_thread_count_does_not_matter(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GluConv,
@@ -90,23 +81,23 @@ INSTANTIATE_TEST_SUITE_P(Shapes, GluConv,
 
 TEST(GluDepthwiseConv, GradcheckInF64) {
   const GluCase c = {2, 3, 2, 2, at::kDouble};
-  testing::gradcheck(gated(c), glu_inputs(c, at::kDouble));
+  gradcheck(gated(c), glu_inputs(c, at::kDouble));
 }
 
 TEST(GluDepthwiseConv, WeightsMayHaveAnotherDtype) {
   const GluCase c = {1, 3, 4, 8, kF32};
   Tensors inputs = glu_inputs(c, kF32);
   const Tensors rounded = {inputs[0].to(kBf16), inputs[1], inputs[2]};
-  const Tensors got = testing::gradients(gated(c), rounded, at::ones({1, 12, 8}));
+  const Tensors got = gradients(gated(c), rounded, at::ones({1, 12, 8}));
   EXPECT_EQ(got[0].scalar_type(), kBf16);
   EXPECT_EQ(got[1].scalar_type(), kF32);
 }
 
 TEST(GluDepthwiseConv, NamesWhatIsWrong) {
   const at::Tensor h = at::zeros({1, 6, 4}), weight = at::zeros({4, 1, 3, 3}), bias = at::zeros({4});
-  EXPECT_THAT(testing::message_of([&] { glu_depthwise_conv(h, weight, bias, 2, 4); }),
+  EXPECT_THAT(message_of([&] { glu_depthwise_conv(h, weight, bias, 2, 4); }),
               ::testing::HasSubstr("[glu_depthwise_conv] expected h (B, 2 * 4, 2C)"));
-  EXPECT_THAT(testing::message_of([&] {
+  EXPECT_THAT(message_of([&] {
                 glu_depthwise_conv(h, at::zeros({4, 1, 5, 5}), bias, 2, 3);
               }),
               ::testing::HasSubstr("got (1, 6, 4), (4, 1, 5, 5) and (4)"));

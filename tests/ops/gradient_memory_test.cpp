@@ -1,17 +1,10 @@
 // Weight gradients are made where they are kept: no product of the backward is copied into the flat views.
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
-#include "core/aten.h"
-#include "ops/checks.h"
 #include "ops/gradient_memory.h"
-#include "ops/ops.h"
+#include "ops/checks.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::leaf;
-using testing::randn;
 
 TEST(GradientMemory, BackwardWritesWhatWasLent) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -31,7 +24,7 @@ TEST(GradientMemory, BackwardWritesWhatWasLent) {
     const std::vector<at::Tensor> lent = gradients();
     for (size_t i = 0; i < lent.size(); ++i) {
       EXPECT_TRUE(lent[i].is_same(memory[i])) << i;
-      EXPECT_TRUE(testing::bitwise_equal(lent[i], apart[i])) << i;
+      EXPECT_TRUE(bitwise_equal(lent[i], apart[i])) << i;
     }
     EXPECT_FALSE(gradients()[0].is_same(memory[0])) << "memory is lent once";
   }
@@ -47,7 +40,7 @@ TEST(GradientMemory, TwoUsesOfAWeightAdd) {
   const at::Tensor apart = gradient(), memory = at::zeros({6, 6});
   lend_gradient_memory(weight, memory);
   const at::Tensor lent = gradient();
-  EXPECT_TRUE(testing::bitwise_equal(lent, apart));
+  EXPECT_TRUE(bitwise_equal(lent, apart));
 }
 
 TEST(GradientMemory, AnotherDtypeIsNotWritten) {

@@ -1,19 +1,9 @@
-#include <gmock/gmock.h>
-
 #include <limits>
 
-#include "core/aten.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using ::testing::HasSubstr;
-using testing::kBf16;
-using testing::kF32;
-using testing::kFp16;
-using testing::Tensors;
 
 struct GroupNormCase {
   int64_t batch, channels, height, width, groups;
@@ -25,12 +15,12 @@ struct GroupNormCase {
 class GroupNorm : public ::testing::TestWithParam<GroupNormCase> {};
 
 Tensors inputs_of(const GroupNormCase& c) {
-  const at::Tensor x = testing::randn({c.batch, c.channels, c.height, c.width}, at::kDouble, 1) * 3 + 1;
-  return {x.to(c.dtype).contiguous(c.format), testing::randn({c.channels}, at::kFloat, 2),
-          testing::randn({c.channels}, at::kFloat, 3)};
+  const at::Tensor x = randn({c.batch, c.channels, c.height, c.width}, at::kDouble, 1) * 3 + 1;
+  return {x.to(c.dtype).contiguous(c.format), randn({c.channels}, at::kFloat, 2),
+          randn({c.channels}, at::kFloat, 3)};
 }
 
-testing::Function normed(const GroupNormCase& c) {
+Function normed(const GroupNormCase& c) {
   return [=](const Tensors& in) { return group_norm_silu(in[0], c.groups, in[1], in[2], 1e-6, c.silu); };
 }
 
@@ -43,13 +33,13 @@ TEST_P(GroupNorm, MatchesATenInF64) {
   expected = c.silu ? at::silu(expected) : expected;
   EXPECT_EQ(out.scalar_type(), c.dtype);
   EXPECT_EQ(out.strides(), inputs[0].strides());
-  testing::expect_close(out, expected, testing::tolerance_of(c.dtype));
+  expect_close(out, expected, tolerance_of(c.dtype));
 }
 
-TEST_P(GroupNorm, MetaAgrees) { testing::expect_meta_agrees(normed(GetParam()), inputs_of(GetParam())); }
+TEST_P(GroupNorm, MetaAgrees) { expect_meta_agrees(normed(GetParam()), inputs_of(GetParam())); }
 
 TEST_P(GroupNorm, HasABackwardInADryRunOfCuda) {
-  testing::expect_gradients_in_a_dry_run_of_cuda(normed(GetParam()), inputs_of(GetParam()));
+  expect_gradients_in_a_dry_run_of_cuda(normed(GetParam()), inputs_of(GetParam()));
 }
 
 TEST_P(GroupNorm, ThreadCountDoesNotMatter) {
@@ -61,7 +51,7 @@ TEST_P(GroupNorm, ThreadCountDoesNotMatter) {
   at::set_num_threads(3);
   const at::Tensor three = normed(GetParam())(inputs);
   at::set_num_threads(threads);
-  EXPECT_TRUE(testing::bitwise_equal(one, three));
+  EXPECT_TRUE(bitwise_equal(one, three));
 }
 
 constexpr auto kDense = at::MemoryFormat::Contiguous, kLast = at::MemoryFormat::ChannelsLast;
@@ -76,48 +66,46 @@ INSTANTIATE_TEST_SUITE_P(Shapes, GroupNorm,
                                            GroupNormCase{1, 5, 1, 3, 1, kF32, kDense, true}));
 
 TEST(GroupNormSilu, GradcheckInF64) {
-  testing::gradcheck([](const Tensors& in) { return group_norm_silu(in[0], 2, in[1], in[2], 1e-6, true); },
-                     {testing::randn({2, 4, 2, 3}), testing::randn({4}, at::kDouble, 2),
-                      testing::randn({4}, at::kDouble, 3)});
+  gradcheck([](const Tensors& in) { return group_norm_silu(in[0], 2, in[1], in[2], 1e-6, true); },
+            {randn({2, 4, 2, 3}), randn({4}, at::kDouble, 2), randn({4}, at::kDouble, 3)});
 }
 
 TEST(GroupNormSilu, KernelGradientsMatchF64) {
   const GroupNormCase c = {2, 16, 6, 5, 4, kF32, kLast, true};
   const Tensors inputs = inputs_of(c);
-  const at::Tensor direction = testing::randn({2, 16, 6, 5}, kF32, 4);
+  const at::Tensor direction = randn({2, 16, 6, 5}, kF32, 4);
   Tensors wide;
   for (const at::Tensor& input : inputs) {
     wide.push_back(input.to(at::kDouble));
   }
-  const Tensors got = testing::gradients(normed(c), inputs, direction);
-  const Tensors expected = testing::gradients(normed(c), wide, direction.to(at::kDouble));
+  const Tensors got = gradients(normed(c), inputs, direction);
+  const Tensors expected = gradients(normed(c), wide, direction.to(at::kDouble));
   for (int i = 0; i < 3; ++i) {
-    testing::expect_close(got[i], expected[i], 1e-5);
+    expect_close(got[i], expected[i], 1e-5);
   }
 }
 
 TEST(GroupNormSilu, KeepsDigitsWhenTheMeanIsFarFromZero) {
   for (auto format : {kDense, kLast}) {
-    const at::Tensor x = (testing::randn({1, 8, 50, 50}) + 300).to(kF32).contiguous(format);
+    const at::Tensor x = (randn({1, 8, 50, 50}) + 300).to(kF32).contiguous(format);
     const at::Tensor one = at::ones({8}), zero = at::zeros({8});
     const at::Tensor expected =
         at::group_norm(x.to(at::kDouble), 2, one.to(at::kDouble), zero.to(at::kDouble), 1e-6);
-    testing::expect_close(group_norm_silu(x, 2, one, zero, 1e-6, false), expected, 2e-5);
+    expect_close(group_norm_silu(x, 2, one, zero, 1e-6, false), expected, 2e-5);
   }
 }
 
 TEST(GroupNormSilu, EpsCountsForSmallActivations) {
-  const at::Tensor x = testing::randn({1, 8, 5, 5}, kF32) * 1e-3;
+  const at::Tensor x = randn({1, 8, 5, 5}, kF32) * 1e-3;
   const at::Tensor one = at::ones({8}), zero = at::zeros({8});
   for (double eps : {1e-5, 1e-6}) {
-    testing::expect_close(group_norm_silu(x, 2, one, zero, eps, false), at::group_norm(x, 2, one, zero, eps),
-                          1e-5);
+    expect_close(group_norm_silu(x, 2, one, zero, eps, false), at::group_norm(x, 2, one, zero, eps), 1e-5);
   }
 }
 
 TEST(GroupNormSilu, NanSpoilsItsGroupAlone) {
   for (auto format : {kDense, kLast}) {
-    at::Tensor x = testing::randn({1, 8, 5, 5}, kF32).contiguous(format);
+    at::Tensor x = randn({1, 8, 5, 5}, kF32).contiguous(format);
     x[0][2][4][4] = std::numeric_limits<float>::quiet_NaN();
     const at::Tensor finite = group_norm_silu(x, 4, at::ones({8}), at::zeros({8}), 1e-6, true).isfinite();
     EXPECT_FALSE(finite.narrow(1, 2, 2).any().item<bool>());
@@ -127,11 +115,11 @@ TEST(GroupNormSilu, NanSpoilsItsGroupAlone) {
 
 TEST(GroupNormSilu, NamesWhatIsWrong) {
   const at::Tensor x = at::zeros({1, 6, 2, 2}), affine = at::ones({6});
-  EXPECT_THAT(testing::message_of([&] { group_norm_silu(x, 4, affine, affine, 1e-6, true); }),
+  EXPECT_THAT(message_of([&] { group_norm_silu(x, 4, affine, affine, 1e-6, true); }),
               HasSubstr("[group_norm_silu] the number of groups must divide the 6 channels, got 4"));
-  EXPECT_THAT(testing::message_of([&] { group_norm_silu(x, 3, at::ones({5}), affine, 1e-6, true); }),
+  EXPECT_THAT(message_of([&] { group_norm_silu(x, 3, at::ones({5}), affine, 1e-6, true); }),
               HasSubstr("weight and bias must have 6 elements, got 5 and 6"));
-  EXPECT_THAT(testing::message_of([&] { group_norm_silu(x[0], 3, affine, affine, 1e-6, true); }),
+  EXPECT_THAT(message_of([&] { group_norm_silu(x[0], 3, affine, affine, 1e-6, true); }),
               HasSubstr("4 dimensions"));
 }
 

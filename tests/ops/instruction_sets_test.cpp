@@ -1,15 +1,11 @@
 // Every instruction set that this processor has gives the results of the best one.
 #include <hwy/targets.h>
 
-#include "core/aten.h"
 #include "ops/checks.h"
 #include "ops/gelu.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::Tensors;
 
 class InstructionSets : public ::testing::Test {
  protected:
@@ -31,7 +27,7 @@ class InstructionSets : public ::testing::Test {
     const std::vector<Tensors> results = on_each(f);
     for (size_t r = 1; r < results.size(); ++r) {
       for (size_t i = 0; i < results[0].size(); ++i) {
-        testing::expect_close(results[r][i], results[0][i], rtol);
+        expect_close(results[r][i], results[0][i], rtol);
       }
     }
   }
@@ -39,20 +35,20 @@ class InstructionSets : public ::testing::Test {
 
 TEST_F(InstructionSets, AdalnAndGatedResidual) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const at::Tensor x = testing::randn({2, 40, 71}, at::kFloat, 1), rows = testing::randn({2, 71}, dtype, 2);
-    const at::Tensor y = testing::randn({2, 40, 71}, dtype, 3);
+    const at::Tensor x = randn({2, 40, 71}, at::kFloat, 1), rows = randn({2, 71}, dtype, 2);
+    const at::Tensor y = randn({2, 40, 71}, dtype, 3);
     const double rtol = dtype == at::kFloat ? 1e-5 : 1.0 / 128;
     expect_agreement(
         [&] {
-          return testing::gradients(
+          return gradients(
               [&](const Tensors& in) { return adaln_modulate(in[0], in[1], in[1], 1e-6, dtype); }, {x, rows},
               y);
         },
         rtol);
     expect_agreement(
         [&] {
-          return testing::gradients([](const Tensors& in) { return gated_residual(in[0], in[1], in[2]); },
-                                    {x, rows, y}, x);
+          return gradients([](const Tensors& in) { return gated_residual(in[0], in[1], in[2]); },
+                           {x, rows, y}, x);
         },
         rtol);
   }
@@ -60,8 +56,8 @@ TEST_F(InstructionSets, AdalnAndGatedResidual) {
 
 TEST_F(InstructionSets, GeluAndGroupNorm) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const at::Tensor x = testing::randn({1, 12, 9, 11}, dtype, 1) * 3;
-    const at::Tensor affine = testing::randn({12}, at::kFloat, 2);
+    const at::Tensor x = randn({1, 12, 9, 11}, dtype, 1) * 3;
+    const at::Tensor affine = randn({12}, at::kFloat, 2);
     const double rtol = dtype == at::kFloat ? 1e-5 : 1.0 / 128;
     expect_agreement(
         [&] {
@@ -83,15 +79,14 @@ TEST_F(InstructionSets, GeluAndGroupNorm) {
 
 TEST_F(InstructionSets, RaggedAttention) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const at::Tensor q = testing::randn({2, 70, 2, 22}, dtype, 1), k = testing::randn({14, 2, 22}, dtype, 2),
-                     v = testing::randn({14, 2, 22}, dtype, 3);
+    const at::Tensor q = randn({2, 70, 2, 22}, dtype, 1), k = randn({14, 2, 22}, dtype, 2),
+                     v = randn({14, 2, 22}, dtype, 3);
     const auto attended = [](const Tensors& in) {
       return ragged_attention(in[0], in[1], in[2], {0, 13, 14}, 0.2);
     };
     expect_agreement(
         [&] {
-          Tensors results =
-              testing::gradients(attended, {q, k, v}, testing::randn({2, 70, 44}, at::kFloat, 4));
+          Tensors results = gradients(attended, {q, k, v}, randn({2, 70, 44}, at::kFloat, 4));
           results.push_back(attended({q, k, v}));
           return results;
         },
@@ -100,13 +95,13 @@ TEST_F(InstructionSets, RaggedAttention) {
 }
 
 TEST_F(InstructionSets, SumOfSquaresIsBitwiseTheSame) {
-  const at::Tensor g = testing::randn({70001}, at::kFloat, 1);
+  const at::Tensor g = randn({70001}, at::kFloat, 1);
   const std::vector<Tensors> results = on_each([&] {
     return Tensors{sum_of_squares(g), sum_of_squares(g.to(at::kBFloat16))};
   });
   for (const Tensors& other : results) {
-    EXPECT_TRUE(testing::bitwise_equal(other[0], results[0][0]));
-    EXPECT_TRUE(testing::bitwise_equal(other[1], results[0][1]));
+    EXPECT_TRUE(bitwise_equal(other[0], results[0][0]));
+    EXPECT_TRUE(bitwise_equal(other[1], results[0][1]));
   }
 }
 
@@ -116,11 +111,11 @@ TEST_F(InstructionSets, Adamw) {
   for (auto dtype : {at::kBFloat16, at::kHalf}) {
     expect_agreement(
         [&] {
-          at::Tensor master = testing::randn({101}, at::kFloat, 1), m = testing::randn({101}, at::kFloat, 2);
-          at::Tensor v = testing::randn({101}, at::kFloat, 3).square(), compute = at::zeros({101}, dtype);
-          std::vector<EmaSlice> emas = {{testing::randn({101}, at::kFloat, 4), 0.99}};
-          adamw_ema_step_(master, testing::randn({101}, dtype, 5), m, v, emas, &compute, options);
-          EXPECT_TRUE(testing::bitwise_equal(compute, master.to(dtype)));
+          at::Tensor master = randn({101}, at::kFloat, 1), m = randn({101}, at::kFloat, 2);
+          at::Tensor v = randn({101}, at::kFloat, 3).square(), compute = at::zeros({101}, dtype);
+          std::vector<EmaSlice> emas = {{randn({101}, at::kFloat, 4), 0.99}};
+          adamw_ema_step_(master, randn({101}, dtype, 5), m, v, emas, &compute, options);
+          EXPECT_TRUE(bitwise_equal(compute, master.to(dtype)));
           return Tensors{master, m, v, emas[0].weights};
         },
         1e-6);

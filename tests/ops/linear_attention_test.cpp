@@ -1,18 +1,9 @@
-#include <gmock/gmock.h>
-
 #include <limits>
 
-#include "core/aten.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::kBf16;
-using testing::kF32;
-using testing::kFp16;
-using testing::Tensors;
 
 struct LinearCase {
   int64_t batch, num_tokens, num_heads, head_dim;
@@ -23,8 +14,7 @@ class LinearAttention : public ::testing::TestWithParam<LinearCase> {};
 
 Tensors linear_inputs(const LinearCase& c) {
   const std::vector<int64_t> shape = {c.batch, c.num_tokens, c.num_heads, c.head_dim};
-  return {testing::randn(shape, c.dtype, 1), testing::randn(shape, c.dtype, 2),
-          testing::randn(shape, c.dtype, 3)};
+  return {randn(shape, c.dtype, 1), randn(shape, c.dtype, 2), randn(shape, c.dtype, 3)};
 }
 
 at::Tensor linear_attended(const Tensors& in) { return relu_linear_attention(in[0], in[1], in[2]); }
@@ -47,33 +37,31 @@ TEST_P(LinearAttention, IsAWeightedMeanOfTheValues) {
   const Tensors inputs = linear_inputs(GetParam());
   const at::Tensor out = linear_attended(inputs);
   EXPECT_EQ(out.scalar_type(), GetParam().dtype);
-  testing::expect_close(out, weighted_means(inputs), testing::tolerance_of(GetParam().dtype));
+  expect_close(out, weighted_means(inputs), tolerance_of(GetParam().dtype));
 }
 
 TEST_P(LinearAttention, GradientsEqualTheReferenceInF64) {
   const Tensors inputs = linear_inputs(GetParam());
   Tensors wide;
   for (const at::Tensor& input : inputs) wide.push_back(input.to(at::kDouble));
-  const at::Tensor direction = testing::randn(linear_attended(inputs).sizes(), GetParam().dtype, 4);
-  const Tensors got = testing::gradients(linear_attended, inputs, direction);
-  const Tensors expected = testing::gradients(linear_by_reference, wide, direction);
-  const Tensors composed = testing::gradients(linear_attended, wide, direction);  // no kernel takes f64
-  for (size_t i = 0; i < got.size(); ++i) testing::expect_close(composed[i], expected[i], 1e-12, 1e-12);
+  const at::Tensor direction = randn(linear_attended(inputs).sizes(), GetParam().dtype, 4);
+  const Tensors got = gradients(linear_attended, inputs, direction);
+  const Tensors expected = gradients(linear_by_reference, wide, direction);
+  const Tensors composed = gradients(linear_attended, wide, direction);  // no kernel takes f64
+  for (size_t i = 0; i < got.size(); ++i) expect_close(composed[i], expected[i], 1e-12, 1e-12);
   for (size_t i = 0; i < got.size(); ++i)
-    testing::expect_close(got[i], expected[i], 4 * testing::tolerance_of(GetParam().dtype),
-                          1e-6);  // of one row they are zero
+    expect_close(got[i], expected[i], 4 * tolerance_of(GetParam().dtype),
+                 1e-6);  // of one row they are zero
 }
 
-TEST_P(LinearAttention, MetaAgrees) {
-  testing::expect_meta_agrees(linear_attended, linear_inputs(GetParam()));
-}
+TEST_P(LinearAttention, MetaAgrees) { expect_meta_agrees(linear_attended, linear_inputs(GetParam())); }
 
 TEST_P(LinearAttention, HasABackwardInADryRunOfCuda) {
-  testing::expect_gradients_in_a_dry_run_of_cuda(linear_attended, linear_inputs(GetParam()));
+  expect_gradients_in_a_dry_run_of_cuda(linear_attended, linear_inputs(GetParam()));
 }
 
 TEST_P(LinearAttention, ThreadCountDoesNotMatter) {
-  testing::expect_thread_count_does_not_matter(linear_attended, linear_inputs(GetParam()));
+  expect_thread_count_does_not_matter(linear_attended, linear_inputs(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearAttention,
@@ -84,30 +72,30 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearAttention,
 TEST(ReluLinearAttention, GradcheckInF64) {
   // Away from the kinks of the ReLU.
   const auto apart = [](uint64_t seed) {
-    const at::Tensor x = testing::randn({2, 3, 2, 4}, at::kDouble, seed);
+    const at::Tensor x = randn({2, 3, 2, 4}, at::kDouble, seed);
     return at::where(x > 0, x + 0.1, x - 0.1);
   };
-  testing::gradcheck(linear_attended, {apart(1), apart(2), testing::randn({2, 3, 2, 4}, at::kDouble, 3)});
+  gradcheck(linear_attended, {apart(1), apart(2), randn({2, 3, 2, 4}, at::kDouble, 3)});
 }
 
 TEST(ReluLinearAttention, TakesPartsOfAPackedProjection) {
-  const at::Tensor qkv = testing::randn({2, 9, 3, 2, 8}, kF32);
+  const at::Tensor qkv = randn({2, 9, 3, 2, 8}, kF32);
   const at::Tensor q = qkv.select(2, 0), k = qkv.select(2, 1), v = qkv.select(2, 2);
-  EXPECT_TRUE(testing::bitwise_equal(relu_linear_attention(q, k, v),
-                                     relu_linear_attention(q.contiguous(), k.contiguous(), v.contiguous())));
+  EXPECT_TRUE(bitwise_equal(relu_linear_attention(q, k, v),
+                            relu_linear_attention(q.contiguous(), k.contiguous(), v.contiguous())));
 }
 
 TEST(ReluLinearAttention, TokensWithoutAnyPositiveFeatureGiveZero) {
-  const at::Tensor q = -at::ones({1, 4, 1, 8}), k = testing::randn({1, 4, 1, 8}, kF32, 2);
+  const at::Tensor q = -at::ones({1, 4, 1, 8}), k = randn({1, 4, 1, 8}, kF32, 2);
   EXPECT_FALSE(relu_linear_attention(q, k, k).any().item<bool>());
   const Tensors gradients = testing::gradients(linear_attended, {q, k, k}, at::ones({1, 4, 8}));
   for (const at::Tensor& gradient : gradients) EXPECT_TRUE(at::isfinite(gradient).all().item<bool>());
 }
 
 TEST(ReluLinearAttention, NanSpreads) {
-  at::Tensor q = testing::randn({1, 4, 1, 8}, kF32);
+  at::Tensor q = randn({1, 4, 1, 8}, kF32);
   q[0][2][0][3] = std::numeric_limits<float>::quiet_NaN();
-  const at::Tensor k = testing::randn({1, 4, 1, 8}, kF32, 2);
+  const at::Tensor k = randn({1, 4, 1, 8}, kF32, 2);
   EXPECT_TRUE(at::isnan(relu_linear_attention(q, k, k)[0][2]).all().item<bool>());
   EXPECT_TRUE(at::isnan(relu_linear_attention(k, q, k)).all().item<bool>());
 }
@@ -118,15 +106,15 @@ TEST(ReluLinearAttention, LongSumsKeepTheirDigits) {
   const Tensors inputs = linear_inputs(c);
   Tensors f32;
   for (const at::Tensor& input : inputs) f32.push_back(input.to(kF32));
-  testing::expect_close(linear_attended(inputs), linear_attended(f32), testing::tolerance_of(kBf16));
+  expect_close(linear_attended(inputs), linear_attended(f32), tolerance_of(kBf16));
   Tensors f64;
   for (const at::Tensor& input : inputs) f64.push_back(input.to(at::kDouble));
-  testing::expect_close(linear_attended(f32), linear_attended(f64), 2e-5);
+  expect_close(linear_attended(f32), linear_attended(f64), 2e-5);
 }
 
 TEST(ReluLinearAttention, NamesWhatIsWrong) {
   const at::Tensor q = at::zeros({1, 4, 2, 8});
-  EXPECT_THAT(testing::message_of([&] {
+  EXPECT_THAT(message_of([&] {
                 relu_linear_attention(q, q, at::zeros({1, 4, 2, 7}));
               }),
               ::testing::HasSubstr("[relu_linear_attention] expected q, k, v (B, N, H, d) of one dtype"));

@@ -1,13 +1,9 @@
-
 #include "core/aten.h"
-#include "core/error.h"
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
 
-using testing::Tensors;
 using Op = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                           at::ScalarType);
 
@@ -37,13 +33,13 @@ class LinearOps : public ::testing::TestWithParam<OpCase> {
     const auto wide = [&](const Tensors& in) { return run(GetParam().reference, in, at::kDouble); };
     const at::Tensor out = actual(inputs);
     EXPECT_EQ(out.scalar_type(), compute_dtype);
-    testing::expect_close(out, wide(rounded), rtol);
-    const at::Tensor direction = testing::randn(out.sizes(), compute_dtype, 9);
-    const Tensors grads = testing::gradients(actual, inputs, direction);
-    const Tensors expected = testing::gradients(wide, rounded, direction.to(at::kDouble));
+    expect_close(out, wide(rounded), rtol);
+    const at::Tensor direction = randn(out.sizes(), compute_dtype, 9);
+    const Tensors grads = gradients(actual, inputs, direction);
+    const Tensors expected = gradients(wide, rounded, direction.to(at::kDouble));
     for (size_t i = 0; i < inputs.size(); ++i) {
       EXPECT_EQ(grads[i].scalar_type(), inputs[i].scalar_type());
-      testing::expect_close(grads[i], expected[i], rtol);
+      expect_close(grads[i], expected[i], rtol);
     }
   }
 
@@ -56,40 +52,37 @@ TEST_P(LinearOps, MatchReferenceInEveryDtype) {
   for (const auto compute : {at::kFloat, at::kBFloat16, at::kHalf})
     for (const auto stored : {at::kFloat, compute})
       for (const bool with_bias : {true, false}) {
-        Tensors inputs = {testing::randn({3, 130, 48}, stored, 1), testing::randn({40, 48}, stored, 2)};
-        if (with_bias) inputs.push_back(testing::randn({40}, stored, 3));
+        Tensors inputs = {randn({3, 130, 48}, stored, 1), randn({40, 48}, stored, 2)};
+        if (with_bias) inputs.push_back(randn({40}, stored, 3));
         expect_reference(inputs, compute, tolerance(compute));
       }
 }
 
 TEST_P(LinearOps, TakeAnyNumberOfDimensionsAndRaggedSizes) {
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{5}, {1, 5}, {7, 5}, {2, 3, 1, 5}, {600, 5}})
-    expect_reference({testing::randn(shape, at::kFloat, 1), testing::randn({3, 5}, at::kFloat, 2),
-                      testing::randn({3}, at::kFloat, 3)},
+    expect_reference({randn(shape, at::kFloat, 1), randn({3, 5}, at::kFloat, 2), randn({3}, at::kFloat, 3)},
                      at::kFloat, 1e-5);
 }
 
 TEST_P(LinearOps, TakeStridedInputAndGradient) {
-  const at::Tensor x = testing::randn({48, 6, 4}, at::kFloat, 1).transpose(0, 2);  // (4, 6, 48)
-  const at::Tensor weight = testing::randn({10, 48}, at::kFloat, 2);
+  const at::Tensor x = randn({48, 6, 4}, at::kFloat, 1).transpose(0, 2);  // (4, 6, 48)
+  const at::Tensor weight = randn({10, 48}, at::kFloat, 2);
   const auto transposed = [&](Op op) {
     return [op](const Tensors& in) { return op(in[0], in[1], std::nullopt, at::kFloat).transpose(0, 2); };
   };
-  const at::Tensor direction = testing::randn({10, 6, 4}, at::kFloat, 3);
-  const Tensors grads = testing::gradients(transposed(GetParam().op), {x, weight}, direction);
-  const Tensors expected = testing::gradients(transposed(GetParam().reference), {x, weight}, direction);
-  for (size_t i = 0; i < grads.size(); ++i) testing::expect_close(grads[i], expected[i], 1e-5);
+  const at::Tensor direction = randn({10, 6, 4}, at::kFloat, 3);
+  const Tensors grads = gradients(transposed(GetParam().op), {x, weight}, direction);
+  const Tensors expected = gradients(transposed(GetParam().reference), {x, weight}, direction);
+  for (size_t i = 0; i < grads.size(); ++i) expect_close(grads[i], expected[i], 1e-5);
 }
 
 TEST_P(LinearOps, GradientIsExactInF64) {
-  testing::gradcheck([](const Tensors& in) { return run(GetParam().op, in, at::kDouble); },
-                     {testing::randn({2, 3, 5}, at::kDouble, 1), testing::randn({4, 5}, at::kDouble, 2),
-                      testing::randn({4}, at::kDouble, 3)});
+  gradcheck([](const Tensors& in) { return run(GetParam().op, in, at::kDouble); },
+            {randn({2, 3, 5}, at::kDouble, 1), randn({4, 5}, at::kDouble, 2), randn({4}, at::kDouble, 3)});
 }
 
 TEST_P(LinearOps, GiveOnlyTheGradientsAskedFor) {
-  const at::Tensor x = testing::randn({6, 5}, at::kFloat, 1),
-                   weight = testing::leaf(testing::randn({4, 5}, at::kFloat));
+  const at::Tensor x = randn({6, 5}, at::kFloat, 1), weight = leaf(randn({4, 5}, at::kFloat));
   const at::Tensor out = GetParam().op(x, weight, std::nullopt, at::kFloat);
   const at::Tensor grad = torch::autograd::grad({out}, {weight}, {at::ones_like(out)})[0];
   EXPECT_EQ(grad.sizes(), weight.sizes());
@@ -98,21 +91,18 @@ TEST_P(LinearOps, GiveOnlyTheGradientsAskedFor) {
 
 TEST_P(LinearOps, SameBitsAgain) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const Tensors inputs = {testing::randn({700, 64}, dtype, 1), testing::randn({96, 64}, dtype, 2),
-                            testing::randn({96}, dtype, 3)};
+    const Tensors inputs = {randn({700, 64}, dtype, 1), randn({96, 64}, dtype, 2), randn({96}, dtype, 3)};
     const auto f = [&](const Tensors& in) { return run(GetParam().op, in, dtype); };
-    const at::Tensor direction = testing::randn({700, 96}, dtype, 4);
-    const Tensors first = testing::gradients(f, inputs, direction),
-                  second = testing::gradients(f, inputs, direction);
-    for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(testing::bitwise_equal(first[i], second[i]));
+    const at::Tensor direction = randn({700, 96}, dtype, 4);
+    const Tensors first = gradients(f, inputs, direction), second = gradients(f, inputs, direction);
+    for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(bitwise_equal(first[i], second[i]));
   }
 }
 
 TEST_P(LinearOps, MetaAgrees) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
-    testing::expect_meta_agrees([&](const Tensors& in) { return run(GetParam().op, in, dtype); },
-                                {testing::randn({2, 6, 8}, dtype, 1), testing::randn({4, 8}, at::kFloat, 2),
-                                 testing::randn({4}, dtype, 3)});
+    expect_meta_agrees([&](const Tensors& in) { return run(GetParam().op, in, dtype); },
+                       {randn({2, 6, 8}, dtype, 1), randn({4, 8}, at::kFloat, 2), randn({4}, dtype, 3)});
 }
 
 TEST_P(LinearOps, NameAWrongShape) {
@@ -133,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(All, LinearOps,
 // The bias gradient is summed in f32 whatever the dtype: 4,096 ones in bf16 would stop at 256.
 TEST(Linear, BiasGradientDoesNotSaturate) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
-    const at::Tensor bias = testing::leaf(at::zeros({24}, dtype));
+    const at::Tensor bias = leaf(at::zeros({24}, dtype));
     const at::Tensor out = linear(at::zeros({4096, 8}, dtype), at::zeros({24, 8}, dtype), bias, dtype);
     const at::Tensor grad = torch::autograd::grad({out}, {bias}, {at::ones_like(out)})[0];
     EXPECT_TRUE(at::equal(grad, at::full({24}, 4096, dtype)));
@@ -143,8 +133,8 @@ TEST(Linear, BiasGradientDoesNotSaturate) {
 // With the weight already in compute dtype nothing is copied: what backward keeps is x and the weight
 // themselves.
 TEST(Linear, SavesItsOperandsWithoutCopies) {
-  const at::Tensor x = testing::leaf(testing::randn({6, 8}, at::kBFloat16));
-  const at::Tensor weight = testing::leaf(testing::randn({4, 8}, at::kBFloat16));
+  const at::Tensor x = leaf(randn({6, 8}, at::kBFloat16));
+  const at::Tensor weight = leaf(randn({4, 8}, at::kBFloat16));
   const size_t x_uses = x.use_count(), weight_uses = weight.use_count();
   const at::Tensor out = linear(x, weight, std::nullopt, at::kBFloat16);
   EXPECT_GT(x.use_count(), x_uses);

@@ -1,16 +1,10 @@
 #include "ops/mixed_sum.h"
 
 #include "core/allocations.h"
-#include "core/dry_run.h"
 #include "ops/checks.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::kBf16;
-using testing::kF32;
-using testing::kFp16;
-using testing::Tensors;
 
 struct MixedSumCase {
   std::vector<int64_t> a_sizes, b_sizes;
@@ -20,8 +14,7 @@ struct MixedSumCase {
 class MixedSum : public ::testing::TestWithParam<MixedSumCase> {
  protected:
   Tensors inputs() const {
-    return {testing::randn(GetParam().a_sizes, GetParam().a, 1),
-            testing::randn(GetParam().b_sizes, GetParam().b, 2)};
+    return {randn(GetParam().a_sizes, GetParam().a, 1), randn(GetParam().b_sizes, GetParam().b, 2)};
   }
 };
 
@@ -32,10 +25,10 @@ TEST_P(MixedSum, IsTheSumInTheWiderDtype) {
   const at::Tensor sum = mixed(in);
   EXPECT_EQ(sum.scalar_type(), GetParam().sum);
   const at::Tensor exact = in[0].to(at::kDouble) + in[1].to(at::kDouble);
-  EXPECT_TRUE(testing::bitwise_equal(sum, exact.to(GetParam().sum)));
+  EXPECT_TRUE(bitwise_equal(sum, exact.to(GetParam().sum)));
 }
 
-TEST_P(MixedSum, MetaAgrees) { testing::expect_meta_agrees(mixed, inputs()); }
+TEST_P(MixedSum, MetaAgrees) { expect_meta_agrees(mixed, inputs()); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, MixedSum,
                          ::testing::Values(MixedSumCase{{2, 3, 7}, {2, 3, 7}, kF32, kF32, kF32},
@@ -47,34 +40,33 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MixedSum,
                                            MixedSumCase{{4, 4}, {4, 4}, kBf16, kBf16, kBf16}));
 
 TEST(MixedSumOp, GradcheckInF64) {
-  testing::gradcheck(mixed,
-                     {testing::randn({2, 3, 4}, at::kDouble, 1), testing::randn({1, 3, 4}, at::kDouble, 2)});
+  gradcheck(mixed, {randn({2, 3, 4}, at::kDouble, 1), randn({1, 3, 4}, at::kDouble, 2)});
 }
 
 // Each operand's gradient has its own dtype and, where it was broadcast, its own size.
 TEST(MixedSumOp, GradientsAreTheIncomingOne) {
-  const at::Tensor a = testing::randn({3, 2, 5}, kBf16, 1), b = testing::randn({1, 2, 5}, kF32, 2);
-  const at::Tensor direction = testing::randn({3, 2, 5}, kF32, 3);
-  const Tensors got = testing::gradients(mixed, {a, b}, direction);
-  EXPECT_TRUE(testing::bitwise_equal(got[0], direction.to(kBf16)));
+  const at::Tensor a = randn({3, 2, 5}, kBf16, 1), b = randn({1, 2, 5}, kF32, 2);
+  const at::Tensor direction = randn({3, 2, 5}, kF32, 3);
+  const Tensors got = gradients(mixed, {a, b}, direction);
+  EXPECT_TRUE(bitwise_equal(got[0], direction.to(kBf16)));
   EXPECT_EQ(got[1].scalar_type(), kF32);
-  testing::expect_close(got[1], direction.sum(0, /*keepdim=*/true), 1e-6);
+  expect_close(got[1], direction.sum(0, /*keepdim=*/true), 1e-6);
 }
 
 TEST(MixedSumOp, KeepsTheStridesOfATransposedOperand) {
-  const Tensors in = {testing::randn({5, 3}, kBf16, 1).t(), testing::randn({5, 3}, kF32, 2).t()};
-  testing::expect_meta_agrees(mixed, in);
+  const Tensors in = {randn({5, 3}, kBf16, 1).t(), randn({5, 3}, kF32, 2).t()};
+  expect_meta_agrees(mixed, in);
   EXPECT_EQ(mixed(in).strides(), in[0].strides());
 }
 
 TEST(MixedAdd, AddsInPlaceInTheWiderDtype) {
   for (const at::ScalarType dtype : {kF32, kBf16, kFp16}) {
-    const at::Tensor start = testing::randn({7, 9}, kF32, 1), term = testing::randn({7, 9}, dtype, 2);
+    const at::Tensor start = randn({7, 9}, kF32, 1), term = randn({7, 9}, dtype, 2);
     at::Tensor sum = start.clone();
     const void* data = sum.const_data_ptr();
     mixed_add_(sum, term);
     EXPECT_EQ(sum.const_data_ptr(), data);
-    EXPECT_TRUE(testing::bitwise_equal(sum, (start.to(at::kDouble) + term.to(at::kDouble)).to(kF32)));
+    EXPECT_TRUE(bitwise_equal(sum, (start.to(at::kDouble) + term.to(at::kDouble)).to(kF32)));
   }
 }
 

@@ -1,23 +1,19 @@
 #include "ops/checks.h"
 #include "ops/gradient_memory.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::randn;
-using testing::Tensors;
 
 Tensors mlp_inputs(at::ScalarType dtype) {
   return {randn({3, 5, 12}, dtype, 1), randn({20, 12}, dtype, 2), randn({20}, dtype, 3),
           randn({7, 20}, dtype, 4), randn({7}, dtype, 5)};
 }
 
-testing::Function mlp(at::ScalarType dtype) {
+Function mlp(at::ScalarType dtype) {
   return [dtype](const Tensors& in) { return gelu_tanh_mlp(in[0], {in[1], in[2], in[3], in[4]}, dtype); };
 }
 
-testing::Function layer_by_layer(at::ScalarType dtype) {
+Function layer_by_layer(at::ScalarType dtype) {
   return [dtype](const Tensors& in) {
     return gelu_tanh_linear(linear(in[0], in[1], in[2], dtype), in[3], in[4], dtype);
   };
@@ -26,21 +22,21 @@ testing::Function layer_by_layer(at::ScalarType dtype) {
 TEST(GeluTanhMlp, IsItsLayersToTheBit) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const Tensors in = mlp_inputs(dtype);
-    EXPECT_TRUE(testing::bitwise_equal(mlp(dtype)(in), layer_by_layer(dtype)(in)));
+    EXPECT_TRUE(bitwise_equal(mlp(dtype)(in), layer_by_layer(dtype)(in)));
     const at::Tensor direction = randn({3, 5, 7}, dtype, 9);
-    const Tensors got = testing::gradients(mlp(dtype), in, direction),
-                  wanted = testing::gradients(layer_by_layer(dtype), in, direction);
-    for (size_t i = 0; i < in.size(); ++i) EXPECT_TRUE(testing::bitwise_equal(got[i], wanted[i])) << i;
+    const Tensors got = gradients(mlp(dtype), in, direction),
+                  wanted = gradients(layer_by_layer(dtype), in, direction);
+    for (size_t i = 0; i < in.size(); ++i) EXPECT_TRUE(bitwise_equal(got[i], wanted[i])) << i;
   }
 }
 
-TEST(GeluTanhMlp, GradientsInF64) { testing::gradcheck(mlp(at::kDouble), mlp_inputs(at::kDouble)); }
+TEST(GeluTanhMlp, GradientsInF64) { gradcheck(mlp(at::kDouble), mlp_inputs(at::kDouble)); }
 
-TEST(GeluTanhMlp, MetaAgrees) { testing::expect_meta_agrees(mlp(at::kBFloat16), mlp_inputs(at::kBFloat16)); }
+TEST(GeluTanhMlp, MetaAgrees) { expect_meta_agrees(mlp(at::kBFloat16), mlp_inputs(at::kBFloat16)); }
 
 TEST(GeluTanhMlp, WritesGradientsWhereTheyAreKept) {
   Tensors leaves, memory;
-  for (const at::Tensor& tensor : mlp_inputs(at::kFloat)) leaves.push_back(testing::leaf(tensor));
+  for (const at::Tensor& tensor : mlp_inputs(at::kFloat)) leaves.push_back(leaf(tensor));
   for (const at::Tensor& leaf : leaves) {
     memory.push_back(at::full_like(leaf.detach(), 7));
     lend_gradient_memory(leaf, memory.back());
@@ -53,7 +49,7 @@ TEST(GeluTanhMlp, WritesGradientsWhereTheyAreKept) {
 TEST(GeluTanhMlp, RefusesWeightsThatDoNotFit) {
   Tensors in = mlp_inputs(at::kFloat);
   in[3] = at::zeros({7, 21});
-  EXPECT_NE(testing::message_of([&] { mlp(at::kFloat)(in); }).find("20x12 and 7x21"), std::string::npos);
+  EXPECT_NE(message_of([&] { mlp(at::kFloat)(in); }).find("20x12 and 7x21"), std::string::npos);
 }
 
 }  // namespace

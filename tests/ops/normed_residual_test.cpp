@@ -1,13 +1,9 @@
 // adaln_branch and gated_residual_adaln: one pass gives what the ops that they stand for give one after
 // another.
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using testing::randn;
-using testing::Tensors;
 
 constexpr double kEps = 1e-6;
 
@@ -31,13 +27,13 @@ class NormedResiduals : public ::testing::TestWithParam<Case> {
     const int64_t width = modulation.size(1) / 3;
     return modulation.narrow(1, index * width, width);
   }
-  testing::Function fused() const {
+  Function fused() const {
     return [low = GetParam().low](const Tensors& in) {
       return both(
           gated_residual_adaln(in[0], part(in[2], 0), in[1], part(in[2], 1), part(in[2], 2), kEps, low));
     };
   }
-  testing::Function composed() const {
+  Function composed() const {
     return [low = GetParam().low](const Tensors& in) {
       const at::Tensor sum = gated_residual(in[0], part(in[2], 0), in[1]);
       return both({sum, adaln_modulate(sum, part(in[2], 1), part(in[2], 2), kEps, low)});
@@ -49,16 +45,15 @@ TEST_P(NormedResiduals, AreTheOpsOneAfterAnother) {
   for (const int64_t width : {7, 72, 384}) {
     const Tensors in = inputs(width);
     const at::Tensor direction = randn({3, 74, width}, at::kFloat, 9);
-    EXPECT_TRUE(testing::bitwise_equal(fused()(in), composed()(in)));
-    const Tensors got = testing::gradients(fused(), in, direction),
-                  wanted = testing::gradients(composed(), in, direction);
+    EXPECT_TRUE(bitwise_equal(fused()(in), composed()(in)));
+    const Tensors got = gradients(fused(), in, direction), wanted = gradients(composed(), in, direction);
     const bool is_f32_stream = GetParam().x_dtype == at::kFloat;
     for (size_t i = 0; i < in.size(); ++i) {
       // The sum of both gradients is rounded once where the stream is narrow, as f32 the same bits.
       if (is_f32_stream)
-        EXPECT_TRUE(testing::bitwise_equal(got[i], wanted[i])) << i;
+        EXPECT_TRUE(bitwise_equal(got[i], wanted[i])) << i;
       else
-        testing::expect_close(got[i], wanted[i], 2 * testing::tolerance_of(GetParam().low));
+        expect_close(got[i], wanted[i], 2 * tolerance_of(GetParam().low));
     }
   }
 }
@@ -73,11 +68,10 @@ TEST_P(NormedResiduals, ABranchAddsTheGradientThatGoesAround) {
     return both({t[0], adaln_modulate(t[0], part(t[1], 1), part(t[1], 2), kEps, low)});
   };
   const at::Tensor direction = randn({3, 74, 72}, at::kFloat, 9);
-  const Tensors got = testing::gradients(branch, {in[0], in[2]}, direction),
-                wanted = testing::gradients(apart, {in[0], in[2]}, direction);
+  const Tensors got = gradients(branch, {in[0], in[2]}, direction),
+                wanted = gradients(apart, {in[0], in[2]}, direction);
   for (size_t i = 0; i < got.size(); ++i)
-    testing::expect_close(got[i], wanted[i],
-                          GetParam().x_dtype == at::kFloat ? 1e-6 : 2 * testing::tolerance_of(low));
+    expect_close(got[i], wanted[i], GetParam().x_dtype == at::kFloat ? 1e-6 : 2 * tolerance_of(low));
 }
 
 // Whoever reads one result alone gives the other no gradient.
@@ -94,16 +88,14 @@ TEST_P(NormedResiduals, OneResultAlone) {
       return one({sum, reference::adaln_modulate(sum, part(t[2], 1), part(t[2], 2), kEps, low)});
     };
     const at::Tensor direction = randn({3, 37, 72}, at::kFloat, 9);
-    const Tensors got = testing::gradients(run, in, direction),
-                  wanted = testing::gradients(reference, in, direction);
-    for (size_t i = 0; i < in.size(); ++i)
-      testing::expect_close(got[i], wanted[i], 4 * testing::tolerance_of(low), 1e-6);
+    const Tensors got = gradients(run, in, direction), wanted = gradients(reference, in, direction);
+    for (size_t i = 0; i < in.size(); ++i) expect_close(got[i], wanted[i], 4 * tolerance_of(low), 1e-6);
   }
 }
 
 TEST_P(NormedResiduals, MetaAndThreads) {
-  testing::expect_meta_agrees(fused(), inputs(24));
-  testing::expect_thread_count_does_not_matter(fused(), inputs(24));
+  expect_meta_agrees(fused(), inputs(24));
+  expect_thread_count_does_not_matter(fused(), inputs(24));
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, NormedResiduals,
@@ -112,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, NormedResiduals,
 
 TEST(NormedResidual, GradientsInF64) {
   const at::Tensor modulation = randn({2, 15});
-  testing::gradcheck(
+  gradcheck(
       [](const Tensors& in) {
         const auto part = [&](int64_t i) { return in[2].narrow(1, 5 * i, 5); };
         const NormedResidual r =

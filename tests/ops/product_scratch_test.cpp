@@ -47,8 +47,8 @@ TEST_P(ProductScratch, IsWhatTheAllocatorSees) {
                                                                      {384, 1536, 512},
                                                                      {64, 64, 2048}}) {
       const auto text = fmt::format("{} threads, {} x {} over {}", threads, m, n, k);
-      const at::Tensor rows = testing::randn({m, k}, dtype, 1), weight = testing::randn({n, k}, dtype, 2),
-                       bias = testing::randn({n}, dtype, 3);
+      const at::Tensor rows = randn({m, k}, dtype, 1), weight = randn({n, k}, dtype, 2),
+                       bias = randn({n}, dtype, 3);
       EXPECT_EQ(bytes_beside_result([&] { return affine(rows, weight, bias); }),
                 cpu::product_scratch_bytes(Product::kAffine, dtype, m, n, k))
           << "affine, " << text;

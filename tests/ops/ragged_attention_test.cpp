@@ -1,20 +1,10 @@
-#include <gmock/gmock.h>
-
 #include <limits>
 
-#include "core/aten.h"
 #include "ops/checks.h"
 #include "ops/long_attention.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
-
-using ::testing::HasSubstr;
-using testing::kBf16;
-using testing::kF32;
-using testing::kFp16;
-using testing::Tensors;
 
 using Offsets = std::vector<int64_t>;
 constexpr double kScale = 0.3;
@@ -29,12 +19,12 @@ class Ragged : public ::testing::TestWithParam<RaggedCase> {};
 
 Tensors ragged_inputs(const RaggedCase& c) {
   const int64_t batch = static_cast<int64_t>(c.offsets.size()) - 1;
-  return {testing::randn({batch, c.num_tokens, c.num_heads, c.head_dim}, c.dtype, 1),
-          testing::randn({c.num_rows, c.num_heads, c.head_dim}, c.dtype, 2),
-          testing::randn({c.num_rows, c.num_heads, c.head_dim}, c.dtype, 3)};
+  return {randn({batch, c.num_tokens, c.num_heads, c.head_dim}, c.dtype, 1),
+          randn({c.num_rows, c.num_heads, c.head_dim}, c.dtype, 2),
+          randn({c.num_rows, c.num_heads, c.head_dim}, c.dtype, 3)};
 }
 
-testing::Function attended(const Offsets& offsets) {
+Function attended(const Offsets& offsets) {
   return [=](const Tensors& in) { return ragged_attention(in[0], in[1], in[2], offsets, kScale); };
 }
 
@@ -58,7 +48,7 @@ TEST_P(Ragged, EqualsAMaskOverAllRows) {
   const Tensors inputs = ragged_inputs(c);
   const at::Tensor out = attended(c.offsets)(inputs);
   EXPECT_EQ(out.scalar_type(), c.dtype);
-  testing::expect_close(out, masked(inputs, c.offsets), 4 * testing::tolerance_of(c.dtype));
+  expect_close(out, masked(inputs, c.offsets), 4 * tolerance_of(c.dtype));
 }
 
 TEST_P(Ragged, GradientsEqualTheReferenceInF64) {
@@ -66,24 +56,22 @@ TEST_P(Ragged, GradientsEqualTheReferenceInF64) {
   const Tensors inputs = ragged_inputs(c);
   Tensors wide;
   for (const at::Tensor& input : inputs) wide.push_back(input.to(at::kDouble));
-  const at::Tensor direction = testing::randn(attended(c.offsets)(inputs).sizes(), c.dtype, 4);
-  const Tensors got = testing::gradients(attended(c.offsets), inputs, direction);
+  const at::Tensor direction = randn(attended(c.offsets)(inputs).sizes(), c.dtype, 4);
+  const Tensors got = gradients(attended(c.offsets), inputs, direction);
   // Without rows the reference depends on nothing.
   const Tensors expected =
-      c.num_rows > 0 ? testing::gradients(attended(c.offsets), wide, direction)
+      c.num_rows > 0 ? gradients(attended(c.offsets), wide, direction)
                      : Tensors{at::zeros_like(wide[0]), at::zeros_like(wide[1]), at::zeros_like(wide[2])};
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].scalar_type(), c.dtype);
-    testing::expect_close(got[i], expected[i], 10 * testing::tolerance_of(c.dtype));
+    expect_close(got[i], expected[i], 10 * tolerance_of(c.dtype));
   }
 }
 
-TEST_P(Ragged, MetaAgrees) {
-  testing::expect_meta_agrees(attended(GetParam().offsets), ragged_inputs(GetParam()));
-}
+TEST_P(Ragged, MetaAgrees) { expect_meta_agrees(attended(GetParam().offsets), ragged_inputs(GetParam())); }
 
 TEST_P(Ragged, ThreadCountDoesNotMatter) {
-  testing::expect_thread_count_does_not_matter(attended(GetParam().offsets), ragged_inputs(GetParam()));
+  expect_thread_count_does_not_matter(attended(GetParam().offsets), ragged_inputs(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -98,9 +86,8 @@ INSTANTIATE_TEST_SUITE_P(
                       RaggedCase{20, 1, 16, 900, {3, 200, 200, 899}, kBf16}));  // ATen's flash attention
 
 TEST(RaggedAttention, GradcheckInF64) {
-  testing::gradcheck(attended({0, 2, 2, 5}),
-                     {testing::randn({3, 2, 2, 3}), testing::randn({6, 2, 3}, at::kDouble, 2),
-                      testing::randn({6, 2, 3}, at::kDouble, 3)});
+  gradcheck(attended({0, 2, 2, 5}),
+            {randn({3, 2, 2, 3}), randn({6, 2, 3}, at::kDouble, 2), randn({6, 2, 3}, at::kDouble, 3)});
 }
 
 // As many rows in every sample, and what a dry run takes is what a real one takes.
@@ -111,22 +98,21 @@ TEST(CrossAttention, EqualsAMaskOverAllRows) {
       const auto samples = [&](const at::Tensor& rows) { return rows.view({3, 5, 2, 8}); };
       return cross_attention(in[0], samples(in[1]), samples(in[2]), kScale);
     };
-    testing::expect_close(attend(inputs), masked(inputs, {0, 5, 10, 15}), 4 * testing::tolerance_of(dtype));
-    testing::expect_meta_agrees(attend, inputs);
+    expect_close(attend(inputs), masked(inputs, {0, 5, 10, 15}), 4 * tolerance_of(dtype));
+    expect_meta_agrees(attend, inputs);
   }
 }
 
 TEST(RaggedAttention, TakesPartsOfAPackedProjection) {
-  const at::Tensor q = testing::randn({2, 9, 2, 8}, kF32), kv = testing::randn({7, 2, 2, 8}, kF32, 2);
+  const at::Tensor q = randn({2, 9, 2, 8}, kF32), kv = randn({7, 2, 2, 8}, kF32, 2);
   const at::Tensor k = kv.select(1, 0), v = kv.select(1, 1);
-  EXPECT_TRUE(testing::bitwise_equal(ragged_attention(q, k, v, {0, 3, 7}, kScale),
-                                     ragged_attention(q, k.contiguous(), v.contiguous(), {0, 3, 7}, kScale)));
+  EXPECT_TRUE(bitwise_equal(ragged_attention(q, k, v, {0, 3, 7}, kScale),
+                            ragged_attention(q, k.contiguous(), v.contiguous(), {0, 3, 7}, kScale)));
 }
 
 // A sum over queries belongs to their sample alone, and is made anew in each call.
 TEST(RaggedAttention, NanStaysInItsSample) {
-  Tensors inputs = {testing::randn({2, 9, 1, 8}, kF32), testing::randn({7, 1, 8}, kF32, 2),
-                    testing::randn({7, 1, 8}, kF32, 3)};
+  Tensors inputs = {randn({2, 9, 1, 8}, kF32), randn({7, 1, 8}, kF32, 2), randn({7, 1, 8}, kF32, 3)};
   inputs[0][0][4][0][2] = std::numeric_limits<float>::quiet_NaN();
   const auto apply = attended({0, 3, 7});
   const at::Tensor out = apply(inputs);
@@ -141,7 +127,7 @@ TEST(RaggedAttention, NanStaysInItsSample) {
 
 // Scores far apart leave one weight of 1; none overflows.
 TEST(RaggedAttention, LargeScoresPickOneRow) {
-  const at::Tensor q = at::full({1, 3, 1, 4}, 1000.0), v = testing::randn({5, 1, 4}, kF32, 3);
+  const at::Tensor q = at::full({1, 3, 1, 4}, 1000.0), v = randn({5, 1, 4}, kF32, 3);
   at::Tensor k = at::zeros({5, 1, 4});
   k[3].fill_(2);
   EXPECT_TRUE(at::equal(ragged_attention(q.to(kF32), k.to(kF32), v, {0, 5}, 1.0)[0][1], v[3][0]));
@@ -149,18 +135,15 @@ TEST(RaggedAttention, LargeScoresPickOneRow) {
 
 TEST(RaggedAttention, NamesWhatIsWrong) {
   const at::Tensor q = at::zeros({2, 3, 2, 4}), rows = at::zeros({5, 2, 4});
-  EXPECT_THAT(testing::message_of([&] {
+  EXPECT_THAT(message_of([&] {
                 ragged_attention(q, rows, at::zeros({5, 2, 3}), {0, 2, 5}, 1);
               }),
               HasSubstr("[ragged_attention] expected q (B, N, H, d) and k, v (T, H, d)"));
-  EXPECT_THAT(testing::message_of([&] {
+  EXPECT_THAT(message_of([&] {
                 ragged_attention(q, rows, rows, {0, 3, 2}, 1);
               }),
               HasSubstr("expected 3 ascending offsets within 5 rows, got 0, 3, 2"));
-  EXPECT_THAT(testing::message_of([&] {
-                ragged_attention(q, rows, rows, {0, 6}, 1);
-              }),
-              HasSubstr("got 0, 6"));
+  EXPECT_THAT(message_of([&] { ragged_attention(q, rows, rows, {0, 6}, 1); }), HasSubstr("got 0, 6"));
 }
 
 }  // namespace

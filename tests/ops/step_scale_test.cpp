@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "ops/checks.h"
-#include "ops/ops.h"
 
 namespace kiln::ops {
 namespace {
@@ -34,9 +33,9 @@ TEST(StepScale, IsNanWhereAStepIsSkipped) {
 
 TEST(StepScale, AdamwReadsIt) {
   const auto run = [](double scale, const at::Tensor& on_device) {
-    at::Tensor master = testing::randn({100}, at::kFloat, 1), m = at::zeros({100}), v = at::zeros({100});
+    at::Tensor master = randn({100}, at::kFloat, 1), m = at::zeros({100}), v = at::zeros({100});
     std::vector<EmaSlice> emas{{at::zeros({100}), 0.5}};
-    adamw_ema_step_(master, testing::randn({100}, at::kFloat, 2), m, v, emas, nullptr,
+    adamw_ema_step_(master, randn({100}, at::kFloat, 2), m, v, emas, nullptr,
                     {.lr = 0.1,
                      .beta1 = 0.9,
                      .beta2 = 0.99,
@@ -45,12 +44,12 @@ TEST(StepScale, AdamwReadsIt) {
                      .step = 1,
                      .grad_scale = scale,
                      .device_scale = on_device});
-    return testing::Tensors{master, m, v, emas[0].weights};
+    return Tensors{master, m, v, emas[0].weights};
   };
-  const testing::Tensors given = run(0.25, {}), read = run(1, at::full({}, 0.25)),
-                         skipped = run(1, at::full({}, std::nan("")));
-  for (size_t i = 0; i < given.size(); ++i) EXPECT_TRUE(testing::bitwise_equal(given[i], read[i]));
-  EXPECT_TRUE(at::equal(skipped[0], testing::randn({100}, at::kFloat, 1)));
+  const Tensors given = run(0.25, {}), read = run(1, at::full({}, 0.25)),
+                skipped = run(1, at::full({}, std::nan("")));
+  for (size_t i = 0; i < given.size(); ++i) EXPECT_TRUE(bitwise_equal(given[i], read[i]));
+  EXPECT_TRUE(at::equal(skipped[0], randn({100}, at::kFloat, 1)));
   EXPECT_TRUE(at::equal(skipped[3], at::zeros({100})));
 }
 

@@ -2,9 +2,6 @@
 // what that is for.
 #include "ops/update/stochastic_round.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <ATen/Parallel.h>
 
 #include <bit>
@@ -13,9 +10,9 @@
 #include <vector>
 
 #include "core/aten.h"
-#include "core/error.h"
 #include "core/philox.h"
 #include "ops/ops.h"
+#include "test_files.h"
 
 namespace kiln::ops {
 namespace {
@@ -146,8 +143,6 @@ TEST(StochasticRound, RefusesWhatDoesNotFit) {
   const auto rounding = [](const at::Tensor& values, const at::Tensor& rounded, int64_t update) {
     return [=] { stochastic_round(values, rounded, {.update = update}); };
   };
-  using ::testing::HasSubstr;
-  using ::testing::ThrowsMessage;
   const at::Tensor f32 = at::zeros({4}), bf16 = at::zeros({4}, at::kBFloat16);
   EXPECT_THAT(rounding(f32, f32, 1), ThrowsMessage<Error>(HasSubstr("bf16")));
   EXPECT_THAT(rounding(f32, at::zeros({5}, at::kBFloat16), 1), ThrowsMessage<Error>(HasSubstr("as many")));

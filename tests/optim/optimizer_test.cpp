@@ -1,20 +1,13 @@
 #include "optim/optimizer.h"
 #include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 
-#include "core/error.h"
 #include "optim/grad_norm.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 TEST(OptimizerRegistry, ListsWhatIsTestedHere) {
   EXPECT_THAT(optimizer_names(), ElementsAre("adamw", "adamw-8bit", "came", "came-sana"));

@@ -1,21 +1,14 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
 #include "optim/ema.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 TEST(LrSchedule, ListsWhatIsTestedHere) {
   EXPECT_THAT(choice_names<LrShape>(), ElementsAre("constant", "cosine", "linear"));

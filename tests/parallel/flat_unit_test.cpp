@@ -2,7 +2,6 @@
 #include "core/aten.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "core/error.h"
 

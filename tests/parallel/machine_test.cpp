@@ -1,26 +1,17 @@
 #include "parallel/machine.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <string>
 #include <vector>
 
 #include "core/aten.h"
-#include "core/error.h"
 #include "parallel/offload/host_copy.h"
 #include "parallel/offload/host_memory.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 // An environment variable while this lives.
 class Variable {

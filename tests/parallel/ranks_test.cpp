@@ -3,30 +3,19 @@
 #include "core/aten.h"
 
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <latch>
 #include <map>
-#include <thread>
-#include <vector>
 
-#include "core/error.h"
 #include "parallel/rank_threads.h"
 #include "parallel/ranks/rendezvous_store.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 Ranks read(const std::map<std::string, std::string>& variables) {
   return ranks_from_environment([&](const char* name) -> const char* {

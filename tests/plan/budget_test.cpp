@@ -1,24 +1,16 @@
 // The memory budget: sizes, refusals, the command that fits.
 #include "plan/fit/budget.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <ATen/Parallel.h>
 
-#include "core/error.h"
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"
 #include "run/option_values.h"
+#include "test_files.h"
 #include "train/usable_options.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::ThrowsMessage;
 
 TrainOptions small_options() {
   TrainOptions options = test::usable_options();

@@ -1,9 +1,6 @@
 // A calibration of a few seconds: what it keeps, and what plans then say.
 #include "plan/price/calibrate.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 
 #include "models/registry.h"
@@ -15,9 +12,6 @@
 
 namespace kiln {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 // Profiles are kept in a folder of the test's.
 class ProfilesFolder {

@@ -1,6 +1,4 @@
 // What samples take on a disk, and whether they come fast enough.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
 #include <optional>
@@ -17,9 +15,6 @@
 
 namespace kiln {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr int64_t kImageNet = 1'281'167;
 

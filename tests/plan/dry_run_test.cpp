@@ -3,7 +3,6 @@
 // What stands for a GPU gives every weight a gradient and does the same work.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
@@ -23,12 +22,11 @@
 #include "plan/price/step_timing.h"
 #include "plan/trace/trace.h"
 #include "run/option_values.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
-using testing::HasSubstr;
-using testing::IsEmpty;
 using Names = std::set<std::string>;
 
 // The operations of a program in two dry runs differ only in these. The first one shows that they do.

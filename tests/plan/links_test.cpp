@@ -6,7 +6,6 @@
 #include <string>
 
 #include "plan/plan_settings.h"
-#include "plan/run/make_plan.h"
 
 namespace kiln {
 namespace {

@@ -1,5 +1,4 @@
 // Building model and training state: what it holds at once, planned and measured.
-#include <gtest/gtest.h>
 
 #include "core/allocations.h"
 #include "plan/trace/phases.h"

@@ -1,12 +1,7 @@
 // What a profile knows of operations in their very shapes, and of the machine's speed at the moment.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
-#include "core/error.h"
 #include "plan/price/calibrate.h"
 #include "plan/price/price.h"
 #include "plan/report/report.h"
@@ -17,9 +12,6 @@
 namespace kiln {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 namespace fs = std::filesystem;
 
 class MeasuredTime : public ::testing::Test {

@@ -1,21 +1,13 @@
 #include "plan/run/plan.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
-#include "core/error.h"
 #include "plan/plan_settings.h"
 #include "plan/report/report.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
-using testing::StartsWith;
 
 StepTrace small_trace(const nlohmann::json& more = nlohmann::json::object()) {
   nlohmann::json settings = {{"model", "DiT-S/2"}, {"global-batch", 32}, {"compute-dtype", "bf16"}};

@@ -1,12 +1,8 @@
 #include "plan/run/plan.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <numeric>
 
-#include "core/error.h"
 #include "optim/optimizer.h"
 #include "plan/memory/device_memory.h"
 #include "plan/plan_settings.h"
@@ -21,10 +17,6 @@ namespace kiln {
 namespace {
 
 using testing::Contains;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
-using testing::ThrowsMessage;
 
 PlanOptions small_plan() {
   PlanOptions options;

@@ -1,9 +1,6 @@
 // The audit finds what is planted into a step, each by the name of its segment and operation.
 #include "watch/precision_audit.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <functional>
 
 #include "core/aten.h"
@@ -11,13 +8,13 @@
 #include "ops/op_recorder.h"
 #include "optim/optimizer.h"
 #include "step/training_state.h"
+#include "test_files.h"
 #include "train/tiny_model.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
 
 using Plant = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight)>;
 

@@ -1,21 +1,13 @@
 #include "plan/price/price.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
-#include "core/error.h"
 #include "plan/trace/trace.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 // Profiles of these tests only.

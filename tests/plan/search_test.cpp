@@ -1,28 +1,20 @@
 // The search against plans of every configuration, one by one.
 #include "plan/search/search.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <set>
 #include <tuple>
 
-#include "core/error.h"
 #include "plan/memory/plan_memory.h"
 #include "plan/plan_settings.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using testing::HasSubstr;
-using testing::Not;
-using testing::StartsWith;
-using testing::ThrowsMessage;
 
 SearchOptions search_of(const std::string& gpu, int64_t gpus, const nlohmann::json& settings,
                         std::set<std::string> fixed = {}) {

@@ -4,7 +4,6 @@
 // comes, most pairs of them too.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,6 @@
 #include "plan/price/this_machine.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <string>
 #include <utility>
@@ -10,8 +9,7 @@
 namespace kiln {
 namespace {
 
-using ::testing::Eq;
-using ::testing::Optional;
+using ::testing::Eq, ::testing::Optional;
 
 // What nvidia-smi -L calls them.
 TEST(ThisMachine, ProfilesOfGpusByTheirDriversNames) {

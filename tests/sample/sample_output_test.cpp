@@ -1,15 +1,9 @@
 // The folder of generated pictures and the choice of classes.
 #include "sample/sample_output.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <span>
 
-#include "core/error.h"
 #include "core/text/nearest_name.h"
 #include "data/images/images.h"
 #include "sample/subjects.h"
@@ -18,12 +12,7 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
-
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class Output : public ::testing::Test {
  protected:

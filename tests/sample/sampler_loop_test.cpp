@@ -1,21 +1,12 @@
 // From noise to pictures: independence of the batch, guidance, rounding.
 #include "sample/sampler_loop.h"
-#include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "core/error.h"
 #include "diffusion/objective.h"
-#include "models/registry.h"
 #include "sample/tiny_denoiser.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using ::testing::HasSubstr;
 
 SampleOptions tiny_options(int64_t num_images, int64_t batch, const std::string& sampler = "ddpm") {
   SampleOptions options;

@@ -1,10 +1,5 @@
 // What tests/reference/test_tokenizers.py cannot see: damaged files, the parts alone, fingerprints.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <fstream>
-
-#include "core/error.h"
 #include "test_files.h"
 #include "text/tokenizers/added_tokens.h"
 #include "text/tokenizers/pair_merging.h"
@@ -15,9 +10,6 @@
 
 namespace kiln::text {
 namespace {
-
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 TEST(Unicode, RefusesWhatIsNotUtf8) {
   for (const char* good : {"", "a", "é", "한", "😀", "\xF4\x8F\xBF\xBF"})

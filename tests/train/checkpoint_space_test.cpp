@@ -1,18 +1,11 @@
 // Friction 26: a run says before its first step that its checkpoints do not fit, and makes room for the next.
 #include "train/checkpoint_files.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "checkpoint/train_state.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr int64_t kBytes = 1000;
 

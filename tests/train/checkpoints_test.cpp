@@ -1,18 +1,10 @@
 // Checkpoints of divided state over real ranks: any stage and number of ranks writes the same bytes, and
 // resumes what any other wrote.
 #include "train/checkpoints.h"
-#include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 
 #include "checkpoint/tensor_files.h"
-#include "core/error.h"
 #include "parallel/rank_threads.h"
 #include "test_files.h"
 #include "train/checkpoint_saver.h"
@@ -23,11 +15,7 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using test::rows_of;
-using test::TinyOptions;
-using test::TinyTraining;
-using ::testing::HasSubstr;
-using ::testing::Not;
+using test::rows_of, test::TinyOptions, test::TinyTraining;
 
 constexpr int64_t kSavedBatch = 4;
 

@@ -1,11 +1,6 @@
 // What --data is follows from its path alone; a description of it loads nothing.
 #include "train/dataset/data_description.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-
 #include "data/test_store.h"
 #include "train/setup.h"
 #include "train/usable_options.h"
@@ -13,10 +8,7 @@
 namespace kiln {
 namespace {
 
-using test::small_info;
-using test::TempFolder;
-using test::write_store;
-using ::testing::HasSubstr;
+using test::small_info, test::write_store;
 
 DataSource source_at(const std::string& path, const std::string& autoencoder = "") {
   DataOptions options;

@@ -1,26 +1,15 @@
 #include "interop/deepspeed_config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
 #include <set>
-#include <sstream>
 
-#include "core/error.h"
 #include "interop/deepspeed_keys.h"
 #include "run/option_values.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
-using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::ThrowsMessage;
+using nlohmann::json, ::testing::Contains;
 
 TrainOptions with(const json& values) {
   TrainOptions options;

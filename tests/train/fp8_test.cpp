@@ -1,5 +1,4 @@
 // Training with products in fp8, emulated on the CPU: the loss goes where bf16's goes.
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 

@@ -1,16 +1,10 @@
 #include "train/memory_choices.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "core/error.h"
 #include "models/registry.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 std::vector<MemoryChoice> choices_of(const std::string& recompute, const Denoiser& denoiser) {
   MemoryOptions options;

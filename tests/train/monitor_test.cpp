@@ -1,20 +1,12 @@
 // What is measured while a run trains: phases of the step, the trace of some steps, the figures beside a
 // plan.
-#include <ATen/Parallel.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <algorithm>
-#include <csignal>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <set>
 #include <thread>
 
 #include "core/allocations.h"
-#include "core/error.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "page_data.h"
 #include "parallel/busy_processor.h"
@@ -33,9 +25,6 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 double at_phase(const PhaseSeconds& seconds, StepPhase phase) { return seconds[static_cast<size_t>(phase)]; }
 

@@ -1,15 +1,10 @@
 // Where the optimizer's state lies changes no bit of what is trained, and what lies on a disk takes no memory
 // but its three buffers.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <limits>
 #include <map>
 
-#include "core/aten.h"
 #include "parallel/offload/host_exchange.h"
 #include "parallel/rank_threads.h"
 #include "test_files.h"
@@ -19,17 +14,8 @@
 namespace kiln {
 namespace {
 
-using test::dry_run;
-using test::expect_equal;
-using test::Outcome;
-using test::placed;
-using test::rows_of;
-using test::state_of;
-using test::TinyOptions;
-using test::TinyTraining;
-using test::train;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
+using test::dry_run, test::expect_equal, test::Outcome, test::placed, test::rows_of, test::state_of,
+    test::TinyOptions, test::TinyTraining, test::train;
 
 constexpr int64_t kOffloadedBatch = 4;  // uneven rows on 3 ranks
 

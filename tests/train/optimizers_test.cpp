@@ -1,10 +1,5 @@
 // Every optimizer trains the same however its state is divided, saved and loaded.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <mutex>
 
 #include "checkpoint/tensor_files.h"
@@ -16,8 +11,7 @@
 namespace kiln {
 namespace {
 
-using test::TinyOptions;
-using test::TinyTraining;
+using test::TinyOptions, test::TinyTraining;
 
 constexpr int64_t kBatch = 4;
 

@@ -1,6 +1,5 @@
 // docs/options.md has the options of training as the program has them.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fstream>
 

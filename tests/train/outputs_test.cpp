@@ -1,12 +1,7 @@
 // What a run writes beside its checkpoints: the log, event records, the report.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <string_view>
 
-#include "core/error.h"
 #include "page_data.h"
 #include "test_files.h"
 #include "watch/report.h"

@@ -1,11 +1,8 @@
 // What travels while what is computed: the order in which a step on real ranks begins its collectives, waits
 // for them and walks its segments.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
-#include <optional>
 
 #include "parallel/rank_threads.h"
 #include "train/placements.h"
@@ -13,9 +10,7 @@
 namespace kiln {
 namespace {
 
-using test::rows_of;
-using test::TinyOptions;
-using test::TinyTraining;
+using test::rows_of, test::TinyOptions, test::TinyTraining;
 
 constexpr int64_t kRanks = 3, kGlobalBatch = 9;
 

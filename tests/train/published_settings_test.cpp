@@ -1,25 +1,18 @@
 #include "run/published_settings.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
 #include <iterator>
-#include <sstream>
 
-#include "core/error.h"
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
 #include "models/registry.h"
 #include "run/option_values.h"
+#include "test_files.h"
 #include "train/usable_options.h"
 
 namespace kiln {
 namespace {
 
-using nlohmann::json;
-using test::usable_options;
-using ::testing::HasSubstr;
+using nlohmann::json, test::usable_options;
 
 TrainOptions options_of_model(const std::string& model) {
   TrainOptions options = usable_options();

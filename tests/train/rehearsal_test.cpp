@@ -1,5 +1,4 @@
 // A walk before the first step takes the memory of a step and leaves no trace, wherever the state is.
-#include <gtest/gtest.h>
 
 #include "parallel/rank_threads.h"
 #include "train/placements.h"

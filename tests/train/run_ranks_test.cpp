@@ -1,16 +1,10 @@
 #include "train/loop.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "core/error.h"
 #include "parallel/rank_threads.h"
 #include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using test::message_of;
 
 struct RankSettings {
   TrainOptions options{};

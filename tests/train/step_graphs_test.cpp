@@ -1,6 +1,5 @@
 // Steps whose walks are replayed against steps that are walked kernel by kernel. The graph here runs its
 // recorded work again, on the CPU; tests/cuda/step_test.cpp has the device's own.
-#include <gtest/gtest.h>
 
 #include "repeated_work.h"
 #include "train/tiny_model.h"

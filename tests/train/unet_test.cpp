@@ -2,22 +2,14 @@
 // of other dtypes, on device meta. tests/reference/test_unet.py holds its numbers against diffusers.
 #include "models/denoisers/unet/unet.h"
 
-#include <ATen/core/grad_mode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-
-#include "core/aten.h"
-#include "core/error.h"
 #include "models/denoiser_checks.h"
 #include "models/lora.h"
 #include "models/registry.h"
 #include "step/segment_graph.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
-
-using testing::HasSubstr;
 
 const nlohmann::json kTinyUnet = {{"sample_size", 8},
                                   {"block_out_channels", {8, 16}},

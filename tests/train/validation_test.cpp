@@ -1,13 +1,7 @@
 // The loss of samples that are not trained on: what the step would say of the same draws, whatever the ranks,
 // and nothing of training moves.
 #include "train/validation.h"
-#include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdlib>
 #include <map>
 #include <set>
 
@@ -16,21 +10,12 @@
 #include "step/forward_pass.h"
 #include "train/placements.h"
 #include "train/sample_grid.h"
-#include "train/tiny_model.h"
 #include "train/usable_options.h"
 
 namespace kiln {
 namespace {
 
-using test::message_of;
-using test::rows_of;
-using test::small_info;
-using test::TempFolder;
-using test::TinyOptions;
-using test::TinyTraining;
-using test::write_store;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using test::rows_of, test::small_info, test::TinyOptions, test::TinyTraining, test::write_store;
 
 constexpr int64_t kImages = 13;
 

@@ -1,8 +1,6 @@
 // At stage 3 the weights in the compute dtype may wait on a disk: the same bits, and no more of them in
 // memory than are gathered or read ahead.
-#include <gmock/gmock.h>
 
-#include <cstdlib>
 #include <map>
 
 #include "parallel/rank_threads.h"
@@ -13,14 +11,7 @@
 namespace kiln {
 namespace {
 
-using test::dry_run;
-using test::expect_equal;
-using test::Outcome;
-using test::placed;
-using test::TinyOptions;
-using test::TinyTraining;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
+using test::dry_run, test::expect_equal, test::Outcome, test::placed, test::TinyOptions, test::TinyTraining;
 
 constexpr int64_t kStreamedBatch = 8;  // uneven rows on 3 ranks
 constexpr Placement kPlacements[] = {Placement::kDevice, Placement::kHost, Placement::kNvme};

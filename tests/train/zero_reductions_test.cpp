@@ -1,17 +1,12 @@
 // What ZeRO sums, in which dtype and how often; on machines that hold copies, and where not all is divided
 // alike.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <map>
 #include <mutex>
 #include <numeric>
 #include <set>
 
-#include "core/aten.h"
-#include "core/error.h"
 #include "parallel/rank_threads.h"
 #include "parallel/zero/zero.h"
 #include "train/placements.h"
@@ -19,10 +14,7 @@
 namespace kiln {
 namespace {
 
-using test::rows_of;
-using test::TinyOptions;
-using test::TinyTraining;
-using test::worst_relative;
+using test::rows_of, test::TinyOptions, test::TinyTraining, test::worst_relative;
 
 constexpr int64_t kReducedBatch = 9;
 

@@ -1,9 +1,6 @@
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "checkpoint/weights_file.h"
 #include "core/dtype.h"
 #include "core/tensors.h"
@@ -11,10 +8,6 @@
 
 namespace kiln {
 namespace {
-
-using test::message_of;
-using test::TempFolder;
-using testing::HasSubstr;
 
 TEST(TensorFiles, EveryDtypeAndLayoutSurvives) {
   const TempFolder folder;
