@@ -22,16 +22,11 @@ class CudaKernels : public test::GpuTest, public ::testing::WithParamInterface<a
 
   // Result and gradients of `f` on the GPU are those on the CPU.
   void expect_agreement(const Function& f, const Tensors& inputs) {
-    Tensors on_gpu;
-    for (const at::Tensor& input : inputs) {
-      on_gpu.push_back(input.to(at::kCUDA));
-    }
+    const Tensors on_gpu = each_to(at::kCUDA, inputs);
     const at::Tensor expected = f(inputs), direction = randn(expected.sizes(), expected.scalar_type(), 9);
     expect_close(f(on_gpu).cpu(), expected, rtol());
     const Tensors wanted = gradients(f, inputs, direction), got = gradients(f, on_gpu, direction);
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      expect_close(got[i].cpu(), wanted[i], rtol());
-    }
+    for (size_t i = 0; i < wanted.size(); ++i) expect_close(got[i].cpu(), wanted[i], rtol());
   }
 };
 
@@ -141,13 +136,6 @@ TEST_P(CudaKernels, Gelu) {
 }
 
 TEST_P(CudaKernels, AdamwAndSumOfSquares) {
-  const AdamWStep options = {.lr = 1e-3,
-                             .beta1 = 0.9,
-                             .beta2 = 0.999,
-                             .eps = 1e-8,
-                             .weight_decay = 0.1,
-                             .step = 3,
-                             .grad_scale = 0.5};
   const at::ScalarType compute_dtype = GetParam() == at::kHalf ? at::kHalf : at::kBFloat16;
   // Flat memory from `begin` on: 1 breaks the alignment of packed accesses. Six EMAs are more than one pass
   // takes.
@@ -157,24 +145,15 @@ TEST_P(CudaKernels, AdamwAndSumOfSquares) {
     };
     at::Tensor master = flat(1), m = flat(2), v = flat(3).square(), compute = flat(4, compute_dtype);
     std::vector<EmaSlice> emas;
-    for (int k = 0; k < 6; ++k) {
-      emas.push_back({flat(10 + k), 1 - 0.1 * (k + 1)});
-    }
+    for (int k = 0; k < 6; ++k) emas.push_back({flat(10 + k), 1 - 0.1 * (k + 1)});
     const at::Tensor grad = flat(5, GetParam());
-    adamw_ema_step_(master, grad, m, v, emas, &compute, options);
-    return Tensors{master.cpu(),
-                   m.cpu(),
-                   v.cpu(),
-                   emas[0].weights.cpu(),
-                   emas[5].weights.cpu(),
-                   sum_of_squares(grad).cpu(),
-                   compute.cpu()};
+    adamw_ema_step_(master, grad, m, v, emas, &compute, adamw_options(0.5));
+    return each_to(at::kCPU, {master, m, v, emas[0].weights, emas[5].weights, sum_of_squares(grad), compute});
   };
   for (int64_t begin : {0, 1}) {
     const Tensors expected = run(at::kCPU, begin), got = run(at::kCUDA, begin);
-    for (size_t i = 0; i < expected.size(); ++i) {
+    for (size_t i = 0; i < expected.size(); ++i)
       expect_close(got[i], expected[i], i + 1 < expected.size() ? 1e-6 : 1.0 / 128);
-    }
   }
   EXPECT_TRUE(bitwise_equal(run(at::kCUDA, 0)[0].slice(0, 1), run(at::kCUDA, 1)[0]));
 }
@@ -187,24 +166,18 @@ TEST_P(CudaKernels, AdamwTakesAFactorFromTheDevice) {
     at::Tensor master = flat(1), m = flat(2), v = flat(3).square(), compute = flat(4).to(at::kBFloat16);
     std::vector<EmaSlice> emas;
     for (int k = 0; k < 6; ++k) emas.push_back({flat(10 + k), 0.9});
-    adamw_ema_step_(master, flat(5).to(GetParam()), m, v, emas, &compute,
-                    {.lr = 1e-3,
-                     .beta1 = 0.9,
-                     .beta2 = 0.999,
-                     .eps = 1e-8,
-                     .weight_decay = 0.1,
-                     .step = 3,
-                     .grad_scale = grad_scale,
-                     .device_scale = factor});
+    AdamWStep options = adamw_options(grad_scale);
+    options.device_scale = factor;
+    adamw_ema_step_(master, flat(5).to(GetParam()), m, v, emas, &compute, options);
     return Tensors{master, m, v, emas[0].weights, emas[5].weights, compute};
   };
   const Tensors expected = run(0.125, {}), got = run(1, at::full({}, 0.125f, at::TensorOptions(at::kCUDA)));
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(bitwise_equal(got[i], expected[i])) << i;
+  expect_same_bits(got, expected);
   const Tensors untouched = run(1, at::full({}, std::nan(""), at::TensorOptions(at::kCUDA)));
   const auto before = [](uint64_t seed) { return randn({5003}, at::kFloat, seed); };
   const Tensors wanted{before(1),  before(2),  before(3).square(),
                        before(10), before(15), before(4).to(at::kBFloat16)};
-  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(bitwise_equal(untouched[i].cpu(), wanted[i])) << i;
+  expect_same_bits(each_to(at::kCPU, untouched), wanted);
 }
 
 TEST_F(GpuRounding, HasTheBitsOfTheCpu) {

@@ -21,11 +21,7 @@ class CudaOps : public test::GpuTest, public ::testing::WithParamInterface<at::S
 
   // `reference` in f64 on the CPU, on the inputs as they are rounded.
   void expect_reference(const Function& f, const Function& reference, const Tensors& inputs) const {
-    Tensors on_gpu, wide;
-    for (const at::Tensor& input : inputs) {
-      on_gpu.push_back(input.to(kGpu));
-      wide.push_back(input.to(at::kDouble));
-    }
+    const Tensors on_gpu = each_to(kGpu, inputs), wide = in_f64(inputs);
     const at::Tensor expected = reference(wide);
     expect_close(f(on_gpu).cpu(), expected, rtol());
     const at::Tensor direction = randn(expected.sizes(), GetParam(), 9);

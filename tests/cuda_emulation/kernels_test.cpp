@@ -34,8 +34,8 @@ Tensors in_both_orders(const std::function<Tensors()>& run) {
   const Tensors backwards = run();
   emulation::set_order(Order::kAscending);
   const Tensors forwards = run();
-  for (size_t i = 0; i < forwards.size(); ++i)
-    EXPECT_TRUE(bitwise_equal(forwards[i], backwards[i])) << "tensor " << i << ": a race";
+  SCOPED_TRACE("a race");
+  expect_same_bits(forwards, backwards);
   return forwards;
 }
 
@@ -165,7 +165,6 @@ TEST_P(RowKernels, GatedResidual) {
   expect_close(got[2], wanted[2], rtol(c.low));
 }
 
-constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
 INSTANTIATE_TEST_SUITE_P(
     Shapes, RowKernels,
     ::testing::Values(RowCase{2, 35, 1152, kF32, kBf16, true}, RowCase{1, 18, 1152, kF32, kBf16, false},
@@ -284,7 +283,7 @@ TEST(EmulatedKernels, AdamwScaleOnTheDevice) {
   };
   const float half = 0.5F, nan = std::nanf("");
   const Tensors given = run(0.5F, nullptr), read = run(1.0F, &half), skipped = run(1.0F, &nan);
-  for (size_t i = 0; i < given.size(); ++i) EXPECT_TRUE(bitwise_equal(given[i], read[i])) << i;
+  expect_same_bits(given, read);
   EXPECT_TRUE(at::equal(skipped[0], randn({1003}, at::kFloat, 1)));
   EXPECT_TRUE(at::equal(skipped[3], at::zeros({1003}, at::kBFloat16)));
   for (size_t i : {4, 5}) EXPECT_TRUE(at::equal(skipped[i], randn({1003}, at::kFloat, 9)));

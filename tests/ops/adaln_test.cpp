@@ -22,38 +22,22 @@ Tensors inputs_of(const AdalnCase& c) {
   return {x.to(c.x), chunks.narrow(1, 0, c.width), chunks.narrow(1, c.width, c.width)};
 }
 
-Tensors wide(const Tensors& inputs) {
-  Tensors result;
-  for (const at::Tensor& input : inputs) {
-    result.push_back(input.to(at::kDouble));
-  }
-  return result;
+at::Tensor modulated_in_f64(const Tensors& in, double eps = 1e-6) {
+  const Tensors wide = in_f64(in);
+  return reference::adaln_modulate(wide[0], wide[1], wide[2], eps, at::kDouble);
 }
 
 TEST_P(Adaln, ResultAndGradientsMatchF64Reference) {
   const AdalnCase c = GetParam();
   const Tensors inputs = inputs_of(c);
-  const at::Tensor out = adaln_modulate(inputs[0], inputs[1], inputs[2], 1e-6, c.out);
-  EXPECT_EQ(out.scalar_type(), c.out);
-  const auto reference = [](const Tensors& in) {
-    return reference::adaln_modulate(in[0], in[1], in[2], 1e-6, at::kDouble);
-  };
-  expect_close(out, reference(wide(inputs)), tolerance_of(c.out));
-  // The direction is rounded to the result's dtype first: both then see the same gradient.
-  const at::Tensor direction = randn(out.sizes(), c.out, 3);
-  const Tensors got = gradients(modulate(c.out), inputs, direction);
-  const Tensors expected = gradients(reference, wide(inputs), direction.to(at::kDouble));
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(got[i].scalar_type(), inputs[i].scalar_type());
-    // A row of one element has no gradient but rounding: 1 / sqrt(eps) of it.
-    expect_close(got[i], expected[i], tolerance_of(inputs[i].scalar_type()), c.width == 1 ? 1e-2 : 1e-5);
-  }
+  EXPECT_EQ(modulate(c.out)(inputs).scalar_type(), c.out);
+  // A row of one element has no gradient but rounding: 1 / sqrt(eps) of it.
+  expect_equals_reference(modulate(c.out), [](const Tensors& in) { return modulated_in_f64(in); }, inputs,
+                          {.atol = c.width == 1 ? 1e-2 : 1e-5, .seed = 3});
 }
 
-TEST_P(Adaln, MetaAgrees) { expect_meta_agrees(modulate(GetParam().out), inputs_of(GetParam())); }
-
-TEST_P(Adaln, ThreadCountDoesNotMatter) {
-  expect_thread_count_does_not_matter(modulate(GetParam().out), inputs_of(GetParam()));
+TEST_P(Adaln, MetaAndThreadsAgree) {
+  expect_meta_and_threads_agree(modulate(GetParam().out), inputs_of(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -66,25 +50,18 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(AdalnModulate, GradcheckInF64) {
   gradcheck(modulate(at::kDouble),
-            wide({randn({2, 3, 5}, kF32, 1), randn({2, 5}, kF32, 2), randn({2, 5}, kF32, 3)}));
+            in_f64({randn({2, 3, 5}, kF32, 1), randn({2, 5}, kF32, 2), randn({2, 5}, kF32, 3)}));
 }
 
 TEST(AdalnModulate, KeepsDigitsWhenTheMeanIsFarFromZero) {
-  const at::Tensor x = (randn({2, 4, 96}) + 1000).to(kF32);
-  const at::Tensor shift = randn({2, 96}, kF32, 2), scale = randn({2, 96}, kF32, 3);
-  const at::Tensor expected = reference::adaln_modulate(x.to(at::kDouble), shift.to(at::kDouble),
-                                                        scale.to(at::kDouble), 1e-6, at::kDouble);
-  expect_close(adaln_modulate(x, shift, scale, 1e-6, kF32), expected, 1e-4);
+  const Tensors in = {(randn({2, 4, 96}) + 1000).to(kF32), randn({2, 96}, kF32, 2), randn({2, 96}, kF32, 3)};
+  expect_close(modulate(kF32)(in), modulated_in_f64(in), 1e-4);
 }
 
 TEST(AdalnModulate, EpsCountsForSmallActivations) {
-  const at::Tensor x = randn({1, 4, 64}, kF32) * 1e-3;
-  const at::Tensor zero = at::zeros({1, 64});
-  for (double eps : {1e-5, 1e-6}) {
-    const at::Tensor expected = reference::adaln_modulate(x.to(at::kDouble), zero.to(at::kDouble),
-                                                          zero.to(at::kDouble), eps, at::kDouble);
-    expect_close(adaln_modulate(x, zero, zero, eps, kF32), expected, 1e-5);
-  }
+  const at::Tensor x = randn({1, 4, 64}, kF32) * 1e-3, zero = at::zeros({1, 64});
+  for (double eps : {1e-5, 1e-6})
+    expect_close(modulate(kF32, eps)({x, zero, zero}), modulated_in_f64({x, zero, zero}, eps), 1e-5);
 }
 
 TEST(AdalnModulate, NonFiniteInputSpoilsItsRowAlone) {

@@ -18,13 +18,11 @@ using Step8bit = void (*)(const at::Tensor&, const at::Tensor&, const Moment8bit
                           const at::Tensor&, const AdamWStep&);
 
 AdamWStep options_8bit(double beta1, double beta2) {
-  return {.lr = 1e-2,
-          .beta1 = beta1,
-          .beta2 = beta2,
-          .eps = 1e-8,
-          .weight_decay = 0.1,
-          .step = 3,
-          .grad_scale = 0.3};
+  AdamWStep options = adamw_options(0.3);
+  options.lr = 1e-2;
+  options.beta1 = beta1;
+  options.beta2 = beta2;
+  return options;
 }
 
 struct State8bit {
@@ -122,15 +120,7 @@ TEST(Adamw8bit, LargeTensorsAreRoundedAsSmallOnes) {
 }
 
 TEST(Adamw8bit, ThreadsChangeNoBit) {
-  const int before = at::get_num_threads();
-  at::set_num_threads(1);
-  const Tensors alone = stepped_8bit(&adamw_8bit_step_, 100'001, at::kBFloat16).all();
-  for (const int threads : {2, 3}) {
-    at::set_num_threads(threads);
-    const Tensors together = stepped_8bit(&adamw_8bit_step_, 100'001, at::kBFloat16).all();
-    for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(bitwise_equal(together[i], alone[i])) << i;
-  }
-  at::set_num_threads(before);
+  expect_same_bits_on_threads([] { return stepped_8bit(&adamw_8bit_step_, 100'001, at::kBFloat16).all(); });
 }
 
 TEST(Adamw8bit, RefusesWhatDoesNotFit) {

@@ -10,26 +10,21 @@ struct State {
   at::Tensor master, grad, exp_avg, exp_avg_sq, compute;
   std::vector<EmaSlice> emas;
 
-  State slice(int64_t begin, int64_t end) const {
-    State s = {master.slice(0, begin, end),     grad.slice(0, begin, end),    exp_avg.slice(0, begin, end),
-               exp_avg_sq.slice(0, begin, end), compute.slice(0, begin, end), {}};
-    for (const EmaSlice& ema : emas) {
-      s.emas.push_back({ema.weights.slice(0, begin, end), ema.decay});
-    }
+  template <class Change>
+  State each(const Change& change) const {
+    State s = {change(master), change(grad), change(exp_avg), change(exp_avg_sq), change(compute), {}};
+    for (const EmaSlice& ema : emas) s.emas.push_back({change(ema.weights), ema.decay});
     return s;
+  }
+  State slice(int64_t begin, int64_t end) const {
+    return each([&](const at::Tensor& tensor) { return tensor.slice(0, begin, end); });
   }
   State clone() const {
-    State s = {master.clone(), grad.clone(), exp_avg.clone(), exp_avg_sq.clone(), compute.clone(), {}};
-    for (const EmaSlice& ema : emas) {
-      s.emas.push_back({ema.weights.clone(), ema.decay});
-    }
-    return s;
+    return each([](const at::Tensor& tensor) { return tensor.clone(); });
   }
-  std::vector<at::Tensor> results() const {
-    std::vector<at::Tensor> all = {master, exp_avg, exp_avg_sq, compute};
-    for (const EmaSlice& ema : emas) {
-      all.push_back(ema.weights);
-    }
+  Tensors results() const {
+    Tensors all = {master, exp_avg, exp_avg_sq, compute};
+    for (const EmaSlice& ema : emas) all.push_back(ema.weights);
     return all;
   }
   void run(const AdamWStep& options) {
@@ -47,13 +42,7 @@ State make_state(int64_t n, at::ScalarType grad_dtype = at::kFloat,
           {{randn({n}, at::kFloat, 5), 0.9999}, {randn({n}, at::kFloat, 6), 0.5}}};
 }
 
-const AdamWStep kOptions = {.lr = 1e-3,
-                            .beta1 = 0.9,
-                            .beta2 = 0.999,
-                            .eps = 1e-8,
-                            .weight_decay = 0.1,
-                            .step = 7,
-                            .grad_scale = 0.25};
+const AdamWStep kOptions = adamw_options(0.25, 7);
 
 // The formulas of the paper in f64.
 struct Exact {
@@ -83,9 +72,7 @@ TEST(AdamwEmaStep, MatchesTheFormulasInF64) {
       expect_close(s.master, expected.master, 2e-7);
       expect_close(s.exp_avg, expected.exp_avg, 2e-7);
       expect_close(s.exp_avg_sq, expected.exp_avg_sq, 2e-7);
-      for (size_t k = 0; k < s.emas.size(); ++k) {
-        expect_close(s.emas[k].weights, expected.emas[k], 2e-7);
-      }
+      for (size_t k = 0; k < s.emas.size(); ++k) expect_close(s.emas[k].weights, expected.emas[k], 2e-7);
     }
   }
 }
@@ -108,25 +95,16 @@ TEST(AdamwEmaStep, AnySplitGivesTheSameBits) {
   State whole = make_state(n, at::kBFloat16), parts = whole.clone();
   whole.run(kOptions);
   const std::vector<int64_t> cuts = {0, 1, 3, 19, 4096, 4099, 20000, 39999, n};
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    parts.slice(cuts[i], cuts[i + 1]).run(kOptions);
-  }
-  for (size_t i = 0; i < whole.results().size(); ++i) {
-    EXPECT_TRUE(bitwise_equal(whole.results()[i], parts.results()[i])) << i;
-  }
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) parts.slice(cuts[i], cuts[i + 1]).run(kOptions);
+  expect_same_bits(whole.results(), parts.results());
 }
 
 TEST(AdamwEmaStep, ThreadCountDoesNotMatter) {
-  const int threads = at::get_num_threads();
-  State one = make_state(100003), three = one.clone();
-  at::set_num_threads(1);
-  one.run(kOptions);
-  at::set_num_threads(3);
-  three.run(kOptions);
-  at::set_num_threads(threads);
-  for (size_t i = 0; i < one.results().size(); ++i) {
-    EXPECT_TRUE(bitwise_equal(one.results()[i], three.results()[i])) << i;
-  }
+  expect_same_bits_on_threads([] {
+    State state = make_state(100003);
+    state.run(kOptions);
+    return state.results();
+  });
 }
 
 TEST(AdamwEmaStep, ComputeWeightsAreTheMasterRoundedToEven) {
@@ -176,9 +154,7 @@ TEST(AdamwEmaStep, ConvergedAverageStays) {
   s.emas = {{s.master.clone(), 0.9999}};
   AdamWStep still = kOptions;
   still.lr = 0;
-  for (int i = 0; i < 1000; ++i) {
-    s.run(still);
-  }
+  for (int i = 0; i < 1000; ++i) s.run(still);
   EXPECT_TRUE(bitwise_equal(s.emas[0].weights, s.master));
 }
 
@@ -237,13 +213,7 @@ TEST(SumOfSquares, DoesNotOverflowF32) {
 }
 
 TEST(SumOfSquares, ThreadCountDoesNotMatter) {
-  const int threads = at::get_num_threads();
-  const at::Tensor g = randn({1000003}, at::kFloat, 1);
-  at::set_num_threads(1);
-  const double one = sum_of_squares(g).item<double>();
-  at::set_num_threads(3);
-  EXPECT_EQ(one, sum_of_squares(g).item<double>());
-  at::set_num_threads(threads);
+  expect_same_bits_on_threads([] { return Tensors{sum_of_squares(randn({1000003}, at::kFloat, 1))}; });
 }
 
 TEST(SumOfSquares, NonFiniteValuesPropagate) {

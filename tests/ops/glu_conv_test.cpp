@@ -50,28 +50,14 @@ TEST_P(GluConv, EqualsTheDefinitionPixelByPixel) {
 
 TEST_P(GluConv, GradientsEqualTheReferenceInF64) {
   const GluCase c = GetParam();
-  const Tensors inputs = glu_inputs(c, c.dtype), wide = glu_inputs(c, at::kDouble);
-  const at::Tensor direction = randn(gated(c)(inputs).sizes(), c.dtype, 4);
-  const Tensors got = gradients(gated(c), inputs, direction);
-  const Tensors expected = gradients(by_reference(c), wide, direction);
-  const Tensors composed = gradients(gated(c), wide, direction);  // no kernel takes f64
-  for (size_t i = 0; i < got.size(); ++i) expect_close(composed[i], expected[i], 1e-12, 1e-12);
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_EQ(got[i].scalar_type(), c.dtype);
-    expect_close(got[i], expected[i], 2 * tolerance_of(c.dtype));
-  }
+  expect_equals_reference(gated(c), by_reference(c), glu_inputs(c, c.dtype), {.gradients = 2});
+  expect_equals_reference(gated(c), by_reference(c), glu_inputs(c, at::kDouble), {.atol = 1e-12});
 }
 
-TEST_P(GluConv, MetaAgrees) {
-  expect_meta_agrees(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
-}
-
-TEST_P(GluConv, HasABackwardInADryRunOfCuda) {
-  expect_gradients_in_a_dry_run_of_cuda(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
-}
-
-TEST_P(GluConv, ThreadCountDoesNotMatter) {
-  expect_thread_count_does_not_matter(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
+TEST_P(GluConv, MetaThreadsAndADryRunOfCudaAgree) {
+  const Tensors inputs = glu_inputs(GetParam(), GetParam().dtype);
+  expect_meta_and_threads_agree(gated(GetParam()), inputs);
+  expect_gradients_in_a_dry_run_of_cuda(gated(GetParam()), inputs);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GluConv,
@@ -95,12 +81,11 @@ TEST(GluDepthwiseConv, WeightsMayHaveAnotherDtype) {
 
 TEST(GluDepthwiseConv, NamesWhatIsWrong) {
   const at::Tensor h = at::zeros({1, 6, 4}), weight = at::zeros({4, 1, 3, 3}), bias = at::zeros({4});
-  EXPECT_THAT(message_of([&] { glu_depthwise_conv(h, weight, bias, 2, 4); }),
-              ::testing::HasSubstr("[glu_depthwise_conv] expected h (B, 2 * 4, 2C)"));
-  EXPECT_THAT(message_of([&] {
-                glu_depthwise_conv(h, at::zeros({4, 1, 5, 5}), bias, 2, 3);
-              }),
-              ::testing::HasSubstr("got (1, 6, 4), (4, 1, 5, 5) and (4)"));
+  const auto message = [&](const at::Tensor& taps, int64_t width) {
+    return message_of([&] { glu_depthwise_conv(h, taps, bias, 2, width); });
+  };
+  EXPECT_THAT(message(weight, 4), HasSubstr("[glu_depthwise_conv] expected h (B, 2 * 4, 2C)"));
+  EXPECT_THAT(message(at::zeros({4, 1, 5, 5}), 3), HasSubstr("got (1, 6, 4), (4, 1, 5, 5) and (4)"));
 }
 
 }  // namespace

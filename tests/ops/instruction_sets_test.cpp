@@ -99,22 +99,17 @@ TEST_F(InstructionSets, SumOfSquaresIsBitwiseTheSame) {
   const std::vector<Tensors> results = on_each([&] {
     return Tensors{sum_of_squares(g), sum_of_squares(g.to(at::kBFloat16))};
   });
-  for (const Tensors& other : results) {
-    EXPECT_TRUE(bitwise_equal(other[0], results[0][0]));
-    EXPECT_TRUE(bitwise_equal(other[1], results[0][1]));
-  }
+  for (const Tensors& other : results) expect_same_bits(other, results[0]);
 }
 
 TEST_F(InstructionSets, Adamw) {
-  const AdamWStep options = {
-      .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 1};
   for (auto dtype : {at::kBFloat16, at::kHalf}) {
     expect_agreement(
         [&] {
           at::Tensor master = randn({101}, at::kFloat, 1), m = randn({101}, at::kFloat, 2);
           at::Tensor v = randn({101}, at::kFloat, 3).square(), compute = at::zeros({101}, dtype);
           std::vector<EmaSlice> emas = {{randn({101}, at::kFloat, 4), 0.99}};
-          adamw_ema_step_(master, randn({101}, dtype, 5), m, v, emas, &compute, options);
+          adamw_ema_step_(master, randn({101}, dtype, 5), m, v, emas, &compute, adamw_options());
           EXPECT_TRUE(bitwise_equal(compute, master.to(dtype)));
           return Tensors{master, m, v, emas[0].weights};
         },

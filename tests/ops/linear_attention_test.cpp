@@ -42,26 +42,14 @@ TEST_P(LinearAttention, IsAWeightedMeanOfTheValues) {
 
 TEST_P(LinearAttention, GradientsEqualTheReferenceInF64) {
   const Tensors inputs = linear_inputs(GetParam());
-  Tensors wide;
-  for (const at::Tensor& input : inputs) wide.push_back(input.to(at::kDouble));
-  const at::Tensor direction = randn(linear_attended(inputs).sizes(), GetParam().dtype, 4);
-  const Tensors got = gradients(linear_attended, inputs, direction);
-  const Tensors expected = gradients(linear_by_reference, wide, direction);
-  const Tensors composed = gradients(linear_attended, wide, direction);  // no kernel takes f64
-  for (size_t i = 0; i < got.size(); ++i) expect_close(composed[i], expected[i], 1e-12, 1e-12);
-  for (size_t i = 0; i < got.size(); ++i)
-    expect_close(got[i], expected[i], 4 * tolerance_of(GetParam().dtype),
-                 1e-6);  // of one row they are zero
+  // Of one row they are zero.
+  expect_equals_reference(linear_attended, linear_by_reference, inputs, {.gradients = 4, .atol = 1e-6});
+  expect_equals_reference(linear_attended, linear_by_reference, in_f64(inputs), {.atol = 1e-12});
 }
 
-TEST_P(LinearAttention, MetaAgrees) { expect_meta_agrees(linear_attended, linear_inputs(GetParam())); }
-
-TEST_P(LinearAttention, HasABackwardInADryRunOfCuda) {
+TEST_P(LinearAttention, MetaThreadsAndADryRunOfCudaAgree) {
+  expect_meta_and_threads_agree(linear_attended, linear_inputs(GetParam()));
   expect_gradients_in_a_dry_run_of_cuda(linear_attended, linear_inputs(GetParam()));
-}
-
-TEST_P(LinearAttention, ThreadCountDoesNotMatter) {
-  expect_thread_count_does_not_matter(linear_attended, linear_inputs(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearAttention,
@@ -102,14 +90,10 @@ TEST(ReluLinearAttention, NanSpreads) {
 
 // 16,384 tokens: a 4096 px picture. The sums are f32 also for bf16 tokens.
 TEST(ReluLinearAttention, LongSumsKeepTheirDigits) {
-  const LinearCase c = {1, 16384, 1, 32, kBf16};
-  const Tensors inputs = linear_inputs(c);
-  Tensors f32;
-  for (const at::Tensor& input : inputs) f32.push_back(input.to(kF32));
+  const Tensors inputs = linear_inputs({1, 16384, 1, 32, kBf16});
+  const Tensors f32 = each_to(kF32, inputs);
   expect_close(linear_attended(inputs), linear_attended(f32), tolerance_of(kBf16));
-  Tensors f64;
-  for (const at::Tensor& input : inputs) f64.push_back(input.to(at::kDouble));
-  expect_close(linear_attended(f32), linear_attended(f64), 2e-5);
+  expect_close(linear_attended(f32), linear_attended(in_f64(f32)), 2e-5);
 }
 
 TEST(ReluLinearAttention, NamesWhatIsWrong) {

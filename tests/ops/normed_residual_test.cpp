@@ -59,19 +59,18 @@ TEST_P(NormedResiduals, AreTheOpsOneAfterAnother) {
 }
 
 TEST_P(NormedResiduals, ABranchAddsTheGradientThatGoesAround) {
-  const Tensors in = inputs(72);
-  const auto low = GetParam().low;
-  const auto branch = [low](const Tensors& t) {
+  const auto& [x_dtype, low] = GetParam();
+  const Tensors in = {inputs(72)[0], inputs(72)[2]};
+  const auto branch = [low = low](const Tensors& t) {
     return both(adaln_branch(t[0], part(t[1], 1), part(t[1], 2), kEps, low));
   };
-  const auto apart = [low](const Tensors& t) {
+  const auto apart = [low = low](const Tensors& t) {
     return both({t[0], adaln_modulate(t[0], part(t[1], 1), part(t[1], 2), kEps, low)});
   };
   const at::Tensor direction = randn({3, 74, 72}, at::kFloat, 9);
-  const Tensors got = gradients(branch, {in[0], in[2]}, direction),
-                wanted = gradients(apart, {in[0], in[2]}, direction);
+  const Tensors got = gradients(branch, in, direction), wanted = gradients(apart, in, direction);
   for (size_t i = 0; i < got.size(); ++i)
-    expect_close(got[i], wanted[i], GetParam().x_dtype == at::kFloat ? 1e-6 : 2 * tolerance_of(low));
+    expect_close(got[i], wanted[i], x_dtype == at::kFloat ? 1e-6 : 2 * tolerance_of(low));
 }
 
 // Whoever reads one result alone gives the other no gradient.

@@ -52,26 +52,16 @@ TEST_P(Ragged, EqualsAMaskOverAllRows) {
 }
 
 TEST_P(Ragged, GradientsEqualTheReferenceInF64) {
-  const RaggedCase& c = GetParam();
-  const Tensors inputs = ragged_inputs(c);
-  Tensors wide;
-  for (const at::Tensor& input : inputs) wide.push_back(input.to(at::kDouble));
-  const at::Tensor direction = randn(attended(c.offsets)(inputs).sizes(), c.dtype, 4);
-  const Tensors got = gradients(attended(c.offsets), inputs, direction);
-  // Without rows the reference depends on nothing.
-  const Tensors expected =
-      c.num_rows > 0 ? gradients(attended(c.offsets), wide, direction)
-                     : Tensors{at::zeros_like(wide[0]), at::zeros_like(wide[1]), at::zeros_like(wide[2])};
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_EQ(got[i].scalar_type(), c.dtype);
-    expect_close(got[i], expected[i], 10 * tolerance_of(c.dtype));
-  }
+  const auto apply = attended(GetParam().offsets);
+  // Without rows the result depends on nothing.
+  const auto by_inputs = [&](const Tensors& in) {
+    return GetParam().num_rows > 0 ? apply(in) : apply(in) + 0 * (in[0].sum() + in[1].sum() + in[2].sum());
+  };
+  expect_equals_reference(apply, by_inputs, ragged_inputs(GetParam()), {.result = 4, .gradients = 10});
 }
 
-TEST_P(Ragged, MetaAgrees) { expect_meta_agrees(attended(GetParam().offsets), ragged_inputs(GetParam())); }
-
-TEST_P(Ragged, ThreadCountDoesNotMatter) {
-  expect_thread_count_does_not_matter(attended(GetParam().offsets), ragged_inputs(GetParam()));
+TEST_P(Ragged, MetaAndThreadsAgree) {
+  expect_meta_and_threads_agree(attended(GetParam().offsets), ragged_inputs(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -135,15 +125,13 @@ TEST(RaggedAttention, LargeScoresPickOneRow) {
 
 TEST(RaggedAttention, NamesWhatIsWrong) {
   const at::Tensor q = at::zeros({2, 3, 2, 4}), rows = at::zeros({5, 2, 4});
-  EXPECT_THAT(message_of([&] {
-                ragged_attention(q, rows, at::zeros({5, 2, 3}), {0, 2, 5}, 1);
-              }),
+  const auto message = [&](const at::Tensor& v, const Offsets& offsets) {
+    return message_of([&] { ragged_attention(q, rows, v, offsets, 1); });
+  };
+  EXPECT_THAT(message(at::zeros({5, 2, 3}), {0, 2, 5}),
               HasSubstr("[ragged_attention] expected q (B, N, H, d) and k, v (T, H, d)"));
-  EXPECT_THAT(message_of([&] {
-                ragged_attention(q, rows, rows, {0, 3, 2}, 1);
-              }),
-              HasSubstr("expected 3 ascending offsets within 5 rows, got 0, 3, 2"));
-  EXPECT_THAT(message_of([&] { ragged_attention(q, rows, rows, {0, 6}, 1); }), HasSubstr("got 0, 6"));
+  EXPECT_THAT(message(rows, {0, 3, 2}), HasSubstr("expected 3 ascending offsets within 5 rows, got 0, 3, 2"));
+  EXPECT_THAT(message(rows, {0, 6}), HasSubstr("got 0, 6"));
 }
 
 }  // namespace

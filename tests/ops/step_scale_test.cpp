@@ -35,20 +35,15 @@ TEST(StepScale, AdamwReadsIt) {
   const auto run = [](double scale, const at::Tensor& on_device) {
     at::Tensor master = randn({100}, at::kFloat, 1), m = at::zeros({100}), v = at::zeros({100});
     std::vector<EmaSlice> emas{{at::zeros({100}), 0.5}};
-    adamw_ema_step_(master, randn({100}, at::kFloat, 2), m, v, emas, nullptr,
-                    {.lr = 0.1,
-                     .beta1 = 0.9,
-                     .beta2 = 0.99,
-                     .eps = 1e-8,
-                     .weight_decay = 0.1,
-                     .step = 1,
-                     .grad_scale = scale,
-                     .device_scale = on_device});
+    AdamWStep options = adamw_options(scale, 1);
+    options.lr = 0.1;
+    options.device_scale = on_device;
+    adamw_ema_step_(master, randn({100}, at::kFloat, 2), m, v, emas, nullptr, options);
     return Tensors{master, m, v, emas[0].weights};
   };
   const Tensors given = run(0.25, {}), read = run(1, at::full({}, 0.25)),
                 skipped = run(1, at::full({}, std::nan("")));
-  for (size_t i = 0; i < given.size(); ++i) EXPECT_TRUE(bitwise_equal(given[i], read[i]));
+  expect_same_bits(given, read);
   EXPECT_TRUE(at::equal(skipped[0], randn({100}, at::kFloat, 1)));
   EXPECT_TRUE(at::equal(skipped[3], at::zeros({100})));
 }

@@ -2,17 +2,12 @@
 // what that is for.
 #include "ops/update/stochastic_round.h"
 
-#include <ATen/Parallel.h>
-
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <vector>
 
-#include "core/aten.h"
 #include "core/philox.h"
-#include "ops/ops.h"
-#include "test_files.h"
+#include "ops/checks.h"
 
 namespace kiln::ops {
 namespace {
@@ -112,14 +107,9 @@ TEST(StochasticRound, TrainsWhereRoundingToTheNearestStandsStill) {
     std::vector<EmaSlice> no_emas;
     for (int64_t step = 1; step <= 200; ++step) {
       const at::Tensor grad = at::matmul(x.t(), at::matmul(x, weights) - target) / 512;
-      adamw_ema_step_(master, grad, mean, square, no_emas, nullptr,
-                      {.lr = 1e-3,
-                       .beta1 = 0.9,
-                       .beta2 = 0.999,
-                       .eps = 1e-8,
-                       .weight_decay = 0,
-                       .step = step,
-                       .grad_scale = 1});
+      AdamWStep options = adamw_options(1, step);
+      options.weight_decay = 0;
+      adamw_ema_step_(master, grad, mean, square, no_emas, nullptr, options);
       keep(master, weights, step);
       master.copy_(weights);
     }
