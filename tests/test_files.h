@@ -78,11 +78,21 @@ std::string message_of(Action&& action) {
   return "";
 }
 
+// The text holds each of these.
+template <class... Texts>
+auto has_all(const Texts&... texts) {
+  return ::testing::AllOf(::testing::HasSubstr(std::string(texts))...);
+}
+
 }  // namespace kiln::test
+
+// The statement throws an Error of one line, which holds each of the texts.
+#define EXPECT_ERROR(statement, ...) \
+  EXPECT_THAT(::kiln::test::message_of([&] { statement; }), ::kiln::test::has_all(__VA_ARGS__))
 
 // What most tests name.
 namespace kiln {
-using test::TempFolder, test::message_of, test::read_bytes, test::write_bytes;
+using test::TempFolder, test::has_all, test::message_of, test::read_bytes, test::write_bytes;
 using ::testing::AllOf, ::testing::ElementsAre, ::testing::EndsWith, ::testing::HasSubstr, ::testing::IsEmpty,
     ::testing::Not, ::testing::StartsWith, ::testing::ThrowsMessage;
 }  // namespace kiln

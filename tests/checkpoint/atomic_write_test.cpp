@@ -51,9 +51,8 @@ TEST(AtomicWrite, FileTooLargeLeavesTheOldFileAndNothingElse) {
     messages[0] = message_of([&] { write_safetensors(folder / "w.safetensors", large_tensor()); });
     messages[1] = message_of([&] { write_pt(folder / "w.pt", {{"", large_tensor()}}); });
   }
-  EXPECT_THAT(messages[0], AllOf(HasSubstr("[safetensors] cannot write"), HasSubstr("w.safetensors"),
-                                 HasSubstr("free some space")));
-  EXPECT_THAT(messages[1], AllOf(HasSubstr("[pt] cannot write"), HasSubstr("free some space")));
+  EXPECT_THAT(messages[0], has_all("[safetensors] cannot write", "w.safetensors", "free some space"));
+  EXPECT_THAT(messages[1], has_all("[pt] cannot write", "free some space"));
   EXPECT_EQ(folder.num_files(), 1u);
   EXPECT_TRUE(open_safetensors(folder / "w.safetensors")->tensors().contains("old"));
 }
@@ -68,7 +67,7 @@ TEST(AtomicWrite, DiskFull) {
   const std::string message = message_of([&] { write_safetensors(disk + "/w.safetensors", large_tensor()); });
   const bool is_empty = std::filesystem::is_empty(disk);
   ::umount(disk.c_str());
-  EXPECT_THAT(message, AllOf(HasSubstr("No space left on device"), HasSubstr("free some space")));
+  EXPECT_THAT(message, has_all("No space left on device", "free some space"));
   EXPECT_TRUE(is_empty);
 }
 
@@ -100,10 +99,8 @@ TEST(AtomicWrite, NoPermission) {
 
 TEST(AtomicWrite, MissingFolderAndFolderAsTarget) {
   const TempFolder folder;
-  EXPECT_THAT(message_of([&] { write_safetensors(folder / "no/w", large_tensor()); }),
-              HasSubstr("the folder does not exist"));
-  EXPECT_THAT(message_of([&] { write_safetensors(folder / "", large_tensor()); }),
-              HasSubstr("a file name is needed"));
+  EXPECT_ERROR(write_safetensors(folder / "no/w", large_tensor()), "the folder does not exist");
+  EXPECT_ERROR(write_safetensors(folder / "", large_tensor()), "a file name is needed");
   EXPECT_EQ(folder.num_files(), 0u);
 }
 

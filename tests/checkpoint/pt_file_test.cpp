@@ -136,8 +136,7 @@ TEST(PtHostile, DangerousNamesAreRefusedByName) {
                                                        {"subprocess", "Popen"}, {"os.path", "join"}};
   for (const auto& [module, name] : names) {
     const std::string call = global(module, name) + pickled("true") + "\x85R";
-    EXPECT_THAT(pt_message(pt_archive(call, {})),
-                AllOf(HasSubstr(std::string(module) + "." + name), HasSubstr("attack")));
+    EXPECT_THAT(pt_message(pt_archive(call, {})), has_all(std::string(module) + "." + name, "attack"));
     // The same by name on the stack (protocol 4).
     EXPECT_THAT(pt_message(pt_archive(pickled(module) + pickled(name) + "\x93)R", {})), HasSubstr(module));
   }
@@ -184,9 +183,9 @@ TEST(PtHostile, DamagedPicklesAreRefused) {
   EXPECT_THAT(pt_message(pt_archive("}(" + pickled("a") + "u", {})), HasSubstr("a key has no value"));
   EXPECT_THAT(pt_message(pt_archive("]", {})), HasSubstr("expected a dict"));
   EXPECT_THAT(pt_message(pt_archive(global("models", "DiT") + ")\x81", {})),
-              AllOf(HasSubstr("object of class models.DiT"), HasSubstr("save model.state_dict()")));
+              has_all("object of class models.DiT", "save model.state_dict()"));
   EXPECT_THAT(pt_message(pt_archive(pickled_dict(pickled("epoch") + pickled(3)), {})),
-              AllOf(HasSubstr("no state dict found"), HasSubstr("\"epoch\"")));
+              has_all("no state dict found", "\"epoch\""));
   // A list that holds itself, and a dict as its own value: no endless walk.
   EXPECT_THAT(pt_message(pt_archive("]q\1h\1a", {})), HasSubstr("expected a dict"));
   EXPECT_THAT(pt_message(pt_archive("}q\1" + pickled("ema") + "h\1s", {})), HasSubstr("no state dict found"));
@@ -220,7 +219,7 @@ TEST(PtHostile, Finding10NothingUnpacksToMoreThanItHolds) {
 
 TEST(PtHostile, OldFormatSaysHowToRewriteIt) {
   EXPECT_THAT(pt_message("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19."),
-              AllOf(HasSubstr("before 1.6"), HasSubstr("some.pt"), HasSubstr("torch.load and torch.save")));
+              has_all("before 1.6", "some.pt", "torch.load and torch.save"));
   EXPECT_THAT(pt_message("hello"), HasSubstr("expected a file of torch.save"));
 }
 

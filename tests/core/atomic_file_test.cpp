@@ -81,7 +81,7 @@ TEST(AtomicFile, KeepsTheOldFileUntilTheNewOneIsWhole) {
   }
   EXPECT_EQ(read_bytes(path), "old");
   EXPECT_EQ(folder.num_files(), 1u);
-  EXPECT_THAT(message_of([&] { AtomicFile("test", folder.path()); }), HasSubstr("it is a folder"));
+  EXPECT_ERROR(AtomicFile("test", folder.path()), "it is a folder");
   EXPECT_THAT(message_of([&] { AtomicFile("test", folder / "absent/file"); }),
               EndsWith("the folder does not exist"));
 }

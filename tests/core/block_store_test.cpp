@@ -96,10 +96,8 @@ TEST_P(BlockStores, AFileThatWasCutIsAnError) {
   BlockStore store(16 * kBlock, options());
   ASSERT_EQ(ftruncate(test::descriptor_of_store(), 3 * kBlock + 512), 0);
   Buffer buffer(16 * kBlock);
-  EXPECT_THAT(
-      [&] { store.read(buffer.span(), 0).wait(); },
-      ThrowsMessage<Error>(::testing::AllOf(HasSubstr("the file ends early"), HasSubstr("--nvme-path"),
-                                            HasSubstr("checkpoint is untouched"))));
+  EXPECT_THAT([&] { store.read(buffer.span(), 0).wait(); },
+              ThrowsMessage<Error>(has_all("the file ends early", "--nvme-path", "checkpoint is untouched")));
 }
 
 TEST_P(BlockStores, ADiskThatRefusesToWriteIsAnErrorAndTheNextTransferIsTold) {
@@ -112,8 +110,7 @@ TEST_P(BlockStores, ADiskThatRefusesToWriteIsAnErrorAndTheNextTransferIsTold) {
   Buffer buffer(16 * kBlock);
   for (int attempt = 0; attempt < 2; ++attempt)
     EXPECT_THAT([&] { store.write(buffer.span(), 0).wait(); },
-                ThrowsMessage<Error>(
-                    ::testing::AllOf(HasSubstr("writing 8192 bytes at "), HasSubstr("Bad file descriptor"))));
+                ThrowsMessage<Error>(has_all("writing 8192 bytes at ", "Bad file descriptor")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, BlockStores,

@@ -14,8 +14,8 @@ TEST(FileLock, KeepsOthersOutAndNamesItsHolder) {
   const test::TempFolder folder;
   const std::string path = folder / "lock";
   auto held = std::make_unique<FileLock>("run", path, "");
-  EXPECT_THAT(message_of([&] { FileLock("run", path, "somebody is here"); }),
-              HasSubstr("[run] somebody is here (process " + std::to_string(getpid()) + " on "));
+  EXPECT_ERROR(FileLock("run", path, "somebody is here"),
+               "[run] somebody is here (process " + std::to_string(getpid()) + " on ");
   held.reset();
   EXPECT_NO_THROW(FileLock("run", path, ""));
 }
@@ -42,8 +42,7 @@ TEST(FileLock, EndsWithAKilledProcess) {
   }
   char byte = 0;
   ASSERT_EQ(read(ready[0], &byte, 1), 1);
-  EXPECT_THAT(message_of([&] { FileLock("run", path, "busy"); }),
-              HasSubstr("process " + std::to_string(child)));
+  EXPECT_ERROR(FileLock("run", path, "busy"), "process " + std::to_string(child));
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   EXPECT_NO_THROW(FileLock("run", path, "busy"));
@@ -54,13 +53,12 @@ TEST(FileLock, Finding5FollowsNoLink) {
   const test::TempFolder folder;
   test::write_bytes(folder / "victim", "precious");
   std::filesystem::create_symlink(folder / "victim", folder / "lock");
-  EXPECT_THAT(message_of([&] { FileLock("run", folder / "lock", ""); }), HasSubstr("cannot open"));
+  EXPECT_ERROR(FileLock("run", folder / "lock", ""), "cannot open");
   EXPECT_EQ(test::read_bytes(folder / "victim"), "precious");
 }
 
 TEST(FileLock, SaysWhatCannotBeOpened) {
-  EXPECT_THAT(message_of([] { FileLock("run", "/absent/lock", ""); }),
-              HasSubstr("cannot open /absent/lock: No such file or directory"));
+  EXPECT_ERROR(FileLock("run", "/absent/lock", ""), "cannot open /absent/lock: No such file or directory");
 }
 
 }  // namespace

@@ -41,8 +41,7 @@ TEST(TextFile, WhatCannotBeReadIsNamed) {
   test::write_bytes(folder / "large", std::string(kMostTextBytes, 'x'));
   EXPECT_EQ(read_text_option("test", "--text", folder / "large").size(), kMostTextBytes);
   test::write_bytes(folder / "larger", std::string(kMostTextBytes + 1, 'x'));
-  EXPECT_THAT(message(folder / "larger"),
-              AllOf(HasSubstr("--text"), HasSubstr(folder / "larger"), HasSubstr("1048576 bytes")));
+  EXPECT_THAT(message(folder / "larger"), has_all("--text", folder / "larger", "1048576 bytes"));
   EXPECT_THAT(message("/dev/zero"), HasSubstr("it has more"));
   // A file that even its owner cannot read from its beginning.
   EXPECT_THAT(message("/proc/self/mem"), HasSubstr("--text] cannot read /proc/self/mem: Input/output error"));

@@ -74,7 +74,7 @@ TEST(Toml, RefusesTheRestByLine) {
                                                         {"x = 0\na = \"\\q\"", "escape"},
                                                         {"x = 0\na = 1979-05-27", "expected"}})
     EXPECT_THAT([&] { parse_toml(broken.first, "recipe.toml"); },
-                ThrowsMessage<Error>(AllOf(HasSubstr("recipe.toml line 2"), HasSubstr(broken.second))))
+                ThrowsMessage<Error>(has_all("recipe.toml line 2", broken.second)))
         << broken.first;
   for (const char* text : {"x = 0\n[[stage]]\nlr = 1", "x = 0\n[stage]\nlr = 1"})
     EXPECT_THAT([&] { parse_toml(text, "recipe.toml"); },

@@ -19,9 +19,8 @@ TEST(BucketAssignment, LeavesOutWhatIsEmptyTooSmallOrUnknown) {
   EXPECT_THAT(assignment.filled[1].pictures, ElementsAre(1));
   EXPECT_THAT(assignment.too_small, ElementsAre(3, 5));
   const std::string text = assignment_text(assignment);
-  EXPECT_THAT(text, HasSubstr("64x64   1.00           2   66.7 %\n"));
-  EXPECT_THAT(text, HasSubstr("32x64   0.50           1   33.3 %\n"));
-  EXPECT_THAT(text, HasSubstr("without pictures, and left out: 64x32\n"));
+  EXPECT_THAT(text, has_all("64x64   1.00           2   66.7 %\n", "32x64   0.50           1   33.3 %\n",
+                            "without pictures, and left out: 64x32\n"));
   EXPECT_EQ(assign_buckets(table, {{63, 64}, {32, 63}}, 1, true).num_pictures(), 2);
 }
 
@@ -33,10 +32,8 @@ TEST(BucketAssignment, SmallBucketsJoinOthersAndSayIt) {
   EXPECT_EQ(assignment.filled[0].num_joined, 1);
   EXPECT_THAT(assignment_text(assignment), HasSubstr("1 of them from small buckets"));
   EXPECT_THAT(assignment_text(assignment), HasSubstr("joined others: 32x64\n"));
-  EXPECT_THAT(message_of([&] {
-                assign_buckets(table, {{70, 70}, {100, 200}}, 3, false);
-              }),
-              HasSubstr("--bucket-min 3 is more than the 2 pictures"));
+  EXPECT_ERROR(assign_buckets(table, {{70, 70}, {100, 200}}, 3, false),
+               "--bucket-min 3 is more than the 2 pictures");
 }
 
 // Over 1,000 random tables and sets of pictures, each as the lanes of a store.

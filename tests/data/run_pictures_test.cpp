@@ -185,8 +185,7 @@ TEST_F(PicturesOfARun, Friction24OnlyBrokenAndMissingPicturesAreLeftOut) {
    private:
     const std::unique_ptr<ImageDataset> all_;
   };
-  EXPECT_THAT(message_of([&] { RunPictures(std::make_unique<Unreadable>(data()), {}); }),
-              HasSubstr("Input/output error"));
+  EXPECT_ERROR(RunPictures(std::make_unique<Unreadable>(data()), {}), "Input/output error");
   auto all = ImageDataset::open(data());
   std::filesystem::remove(path(5));
   EXPECT_EQ(RunPictures(std::move(all), {}).records().size(), 4U);

@@ -83,17 +83,14 @@ TEST(StoreParts, WhatIsLeftOfPartsGoesAway) {
 TEST(StoreParts, RefusesWhatOthersBegan) {
   const test::TempFolder folder;
   write_part(folder / "parts", 0, 0, 6, /*finished=*/false);
-  EXPECT_THAT(message_of([&] { prepare_store_parts(folder / "parts", 2); }),
-              HasSubstr("another number of ranks"));
+  EXPECT_ERROR(prepare_store_parts(folder / "parts", 2), "another number of ranks");
   EXPECT_FALSE(prepare_store_parts(folder / "parts", kRanks));
   test::add_samples(*FeatureStoreWriter::open(folder / "alone", test::small_info()), test::small_info(), 2);
-  EXPECT_THAT(message_of([&] { prepare_store_parts(folder / "alone", kRanks); }),
-              HasSubstr("begun by one process"));
+  EXPECT_ERROR(prepare_store_parts(folder / "alone", kRanks), "begun by one process");
   fs::create_directories(folder / "other/photos");
-  EXPECT_THAT(message_of([&] { prepare_store_parts(folder / "other", kRanks); }), HasSubstr("\"photos\""));
+  EXPECT_ERROR(prepare_store_parts(folder / "other", kRanks), "\"photos\"");
   fs::create_directories(folder / "empty");
-  EXPECT_THAT(message_of([&] { join_store_parts(folder / "empty", kRanks, test::small_info()); }),
-              HasSubstr("at least one sample"));
+  EXPECT_ERROR(join_store_parts(folder / "empty", kRanks, test::small_info()), "at least one sample");
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ TEST(StoreSource, PartsFollowEachOther) {
     EXPECT_EQ(store->label(id), there[id] % 3);
     EXPECT_THAT(store->sample_name(id), HasSubstr(fmt::format("image.{}.", there[id])));
   }
-  EXPECT_THAT(message_of([&] { store->label(11); }), HasSubstr("from 0 to 10"));
+  EXPECT_ERROR(store->label(11), "from 0 to 10");
 }
 
 TEST(StoreSource, AWeightHasNoEffectOnASingleOne) {
@@ -57,7 +57,7 @@ TEST(StoreSource, WhatIsUnfinishedDoesNotCount) {
   test::add_samples(*writer, small_info(), 4);
   EXPECT_EQ(store_parts(folder / "store").size(), 3u);
   const StoreSource missing{.store = folder / "store", .num_parts = 4};
-  EXPECT_THAT(message_of([&] { open_sources({&missing, 1}); }), HasSubstr("has 3 parts, 4 were trained on"));
+  EXPECT_ERROR(open_sources({&missing, 1}), "has 3 parts, 4 were trained on");
 }
 
 TEST(StoreSource, WeightsAndLanesOfSeveral) {

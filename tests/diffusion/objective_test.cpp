@@ -270,22 +270,13 @@ TEST(Objective, ContrastiveFlowIsTheDifferenceOfTwoDistances) {
 }
 
 TEST(Objective, BadOptionsAreNamed) {
-  EXPECT_THAT(message_of([] { objective_config("edm"); }),
-              HasSubstr("iddpm, epsilon, v_prediction, x_0, flow"));
-  EXPECT_THAT(message_of([] {
-                make_objective({{"type", "edm"}});
-              }),
-              HasSubstr("one of iddpm, ddpm, flow, got"));
-  EXPECT_THAT(message_of([] { make_objective(json::array()); }), HasSubstr("object"));
-  EXPECT_THAT(message_of([] {
-                make_objective({{"type", "flow"}, {"weighting", "sigma"}});
-              }),
-              HasSubstr("weighting"));
-  EXPECT_THAT(message_of([] { make_objective({{"type", "flow"}, {"shift", -1}}); }), HasSubstr("shift"));
-  EXPECT_THAT(message_of([] {
-                make_objective({{"type", "flow"}, {"contrastive_lambda", 1}});
-              }),
-              HasSubstr("contrastive_lambda from 0 to below 1, got 1"));
+  EXPECT_ERROR(objective_config("edm"), "iddpm, epsilon, v_prediction, x_0, flow");
+  EXPECT_ERROR(make_objective({{"type", "edm"}}), "one of iddpm, ddpm, flow, got");
+  EXPECT_ERROR(make_objective(json::array()), "object");
+  EXPECT_ERROR(make_objective({{"type", "flow"}, {"weighting", "sigma"}}), "weighting");
+  EXPECT_ERROR(make_objective({{"type", "flow"}, {"shift", -1}}), "shift");
+  EXPECT_ERROR(make_objective({{"type", "flow"}, {"contrastive_lambda", 1}}),
+               "contrastive_lambda from 0 to below 1, got 1");
   EXPECT_THAT(
       message_of([] {
         make_objective({{"type", "ddpm"}, {"num_train_timesteps", 10}, {"trained_betas", {0.1, 0.2}}});
@@ -299,10 +290,7 @@ TEST(Objective, WrongChannelsAreNamed) {
     const auto objective = make_objective(objective_config(name));
     const NoisedBatch noised = objective->add_noise(
         drawn.x_0, drawn.noise, objective->timesteps(at::tensor({0.1, 0.2}, at::kDouble)));
-    EXPECT_THAT(message_of([&] {
-                  objective->loss(at::zeros({2, 6, 4, 4}), drawn.x_0, drawn.noise, noised);
-                }),
-                HasSubstr("6"));
+    EXPECT_ERROR(objective->loss(at::zeros({2, 6, 4, 4}), drawn.x_0, drawn.noise, noised), "6");
   }
 }
 

@@ -161,8 +161,8 @@ TEST(ImageBatches, OfBucketsAreTheBatchesOfTheirStoreBitForBit) {
         for (int step = 0; step < 8; ++step) expect_equal_batches(*direct, *stored, *pictures.images, *store);
       }
     }
-  EXPECT_THAT(message_of([&] { pictures_of({.data = extraction.data, .buckets = "512x512"}); }),
-              testing::AllOf(HasSubstr("none of the 38 pictures"), HasSubstr("--enlarge")));
+  EXPECT_ERROR(pictures_of({.data = extraction.data, .buckets = "512x512"}), "none of the 38 pictures",
+               "--enlarge");
 }
 
 // However many images are encoded at once: the same latents, all draws included.
@@ -239,7 +239,7 @@ TEST(Friction24, BrokenPicturesAreReplacedAlikeForAllThreadsAndPlaces) {
     EXPECT_EQ(batch->sample_ids, batches[step]->sample_ids);
     EXPECT_EQ(batch->x_0, batches[step]->x_0);
   }
-  EXPECT_THAT(message_of([&] { check_image_size(1, 0); }), HasSubstr("1 to 65536, got 0"));
+  EXPECT_ERROR(check_image_size(1, 0), "1 to 65536, got 0");
 }
 
 TEST(Friction24, ALaneWithoutAPictureThatCanBeDecodedIsAnError) {
@@ -247,7 +247,7 @@ TEST(Friction24, ALaneWithoutAPictureThatCanBeDecodedIsAnError) {
   write_classes(folder, 3);
   for (const char* name : {"0/00.png", "1/01.png", "2/02.png"}) cut_picture(folder / "images/" + name);
   const auto direct = open_images(folder, options_of(1));
-  EXPECT_THAT(message_of([&] { direct->next(); }), HasSubstr("no picture of a shape can be decoded"));
+  EXPECT_ERROR(direct->next(), "no picture of a shape can be decoded");
 }
 
 // An autoencoder on these cores needs half of them; pixels need none.

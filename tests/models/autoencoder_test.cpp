@@ -159,8 +159,7 @@ TEST_F(LoadAutoencoder, MissingKeysAreAllListed) {
   weights.erase("encoder.conv_in.weight");
   weights.erase("post_quant_conv.bias");
   const std::string message = error_of(write_folder("vae", kTinyAutoencoder, weights));
-  EXPECT_THAT(message, HasSubstr("encoder.conv_in.weight"));
-  EXPECT_THAT(message, HasSubstr("post_quant_conv.bias"));
+  EXPECT_THAT(message, has_all("encoder.conv_in.weight", "post_quant_conv.bias"));
 }
 
 // Bytes that `work` takes on meta at most.

@@ -57,26 +57,25 @@ TEST_F(Run, ReadsWhatWasWritten) {
 }
 
 TEST_F(Run, BrokenConfigsNameTheFile) {
-  EXPECT_THAT(message_of([&] { read_run_info(run_.string()); }),
-              HasSubstr("not the folder of a training run"));
+  EXPECT_ERROR(read_run_info(run_.string()), "not the folder of a training run");
   std::ofstream(run_ / "config.json") << R"({"model": "DiT-S/2"})";
-  EXPECT_THAT(message_of([&] { read_run_info(run_.string()); }), HasSubstr("model_config"));
+  EXPECT_ERROR(read_run_info(run_.string()), "model_config");
   std::ofstream(run_ / "config.json") << "{";
-  EXPECT_THAT(message_of([&] { read_run_info(run_.string()); }), HasSubstr("config.json"));
+  EXPECT_ERROR(read_run_info(run_.string()), "config.json");
 }
 
 TEST_F(Run, WeightsOfTheNewestCheckpoint) {
   write_run_info(run_.string(), info_);
   std::ofstream(run_ / "log.jsonl") << "{}";
   const auto chosen = [&](const WeightsChoice& choice) { return find_weights(run_.string(), choice).path; };
-  EXPECT_THAT(message_of([&] { chosen({}); }), HasSubstr("no complete checkpoint"));
+  EXPECT_ERROR(chosen({}), "no complete checkpoint");
   write_checkpoint(100);
   write_checkpoint(2000);
   EXPECT_THAT(chosen({}), EndsWith("step-00002000/ema.safetensors"));
   EXPECT_THAT(chosen({.ema_decay = 0.9999}), EndsWith("step-00002000/ema.safetensors"));
   EXPECT_THAT(chosen({.ema_decay = 0.999}), EndsWith("step-00002000/ema-0.999.safetensors"));
   EXPECT_THAT(chosen({.ema = false}), EndsWith("step-00002000/model.safetensors"));
-  EXPECT_THAT(message_of([&] { chosen({.ema_decay = 0.5}); }), HasSubstr("0.9999, 0.999"));
+  EXPECT_ERROR(chosen({.ema_decay = 0.5}), "0.9999, 0.999");
 }
 
 }  // namespace

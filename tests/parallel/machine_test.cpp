@@ -40,8 +40,7 @@ TEST(Machine, LocalRanksHaveAGpuEach) {
     const Variable none("CUDA_VISIBLE_DEVICES", nullptr);
     EXPECT_EQ(gpu_of_rank(0, 1), 0);
     EXPECT_EQ(gpu_of_rank(3, 4), 3);
-    EXPECT_THAT([] { gpu_of_rank(1, 1); },
-                ThrowsMessage<Error>(AllOf(HasSubstr("local rank 1"), HasSubstr("found 1"))))
+    EXPECT_THAT([] { gpu_of_rank(1, 1); }, ThrowsMessage<Error>(has_all("local rank 1", "found 1")))
         << "two ranks on the one GPU of a machine";
   }
   // srun --gpus-per-task=1: every rank sees its own, as number 0.
@@ -104,7 +103,7 @@ TEST(PinnedMemory, IsOfTheSizeAskedForAndLetGoAfterTheLastCopy) {
 
 TEST(PinnedMemory, SaysWhatCouldNotBePinned) {
   EXPECT_THAT([] { pinned_zeros(3 << 20, pinning_that_returns(2)); },
-              ThrowsMessage<Error>(AllOf(HasSubstr("0.00 GiB"), HasSubstr("error 2"))));
+              ThrowsMessage<Error>(has_all("0.00 GiB", "error 2")));
   EXPECT_THAT(calls, ElementsAre("pin 3145728"));
   EXPECT_THROW(pinned_zeros(1, {}), Error);
   EXPECT_THAT([] { pinned_zeros(size_t{1} << 60, pinning_that_returns(0)); },

@@ -137,8 +137,8 @@ TEST(Budget, AProbeChoosesItsMicroBatchWhereTheWholeBatchDoesNotFit) {
   EXPECT_GT(run.options.micro_batch, 0);
   EXPECT_LT(run.options.micro_batch, 256);
   EXPECT_LT(run.predicted.at("peak_bytes").get<int64_t>(), terms.host_bytes);
-  EXPECT_THAT(run.summary, AllOf(HasSubstr("in one pass the run needs"),
-                                 HasSubstr(fmt::format("--micro-batch {} ", run.options.micro_batch))));
+  EXPECT_THAT(run.summary, has_all("in one pass the run needs",
+                                   fmt::format("--micro-batch {} ", run.options.micro_batch)));
   options.global_batch = 8;
   const FittedRun fits = fit_run(options, {}, terms);
   EXPECT_EQ(fits.options.micro_batch, 0) << "what fits stays as it is";

@@ -154,8 +154,7 @@ TEST_F(MeasuredTime, WhatOthersHaveOfTheProcessorsIsSaid) {
             "other programs had 70 % of the processors' time during this measurement, and steps take less "
             "without them");
   machine.speed.product = 3;
-  EXPECT_THAT(describe(machine.speed),
-              AllOf(HasSubstr("arithmetic takes 3.00"), HasSubstr("; other programs")));
+  EXPECT_THAT(describe(machine.speed), has_all("arithmetic takes 3.00", "; other programs"));
 }
 
 TEST_F(MeasuredTime, ASlowMomentCountsAsMuchAsAFastOne) {
@@ -229,7 +228,7 @@ TEST_F(MeasuredTime, APlanShowsTheIntervalAndWhatIsLacking) {
   options.train.model.depth = 2;
   options.train.global_batch = 4;
   const Plan plan = make_plan(options);
-  EXPECT_THAT(to_text(plan), AllOf(HasSubstr("expected between"), HasSubstr("--measure-seconds")));
+  EXPECT_THAT(to_text(plan), has_all("expected between", "--measure-seconds"));
   EXPECT_GT(to_json(plan).at("predicted").at("time_error").get<double>(), 0);
   options.gpu = "H100";
   EXPECT_THAT(to_text(make_plan(options)), Not(HasSubstr("expected between"))) << "nobody has measured one";

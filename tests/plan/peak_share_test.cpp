@@ -26,8 +26,7 @@ TEST(PeakShare, OfAStepWithoutItsBackwardIsNotToldButNamed) {
   const PeakShare share = peak_share_of(trace, machine, 32, step_s);
   EXPECT_EQ(share.of_profile, 0);
   EXPECT_EQ(share.mfu, 0);
-  EXPECT_THAT(share.problem, AllOf(HasSubstr("150 %"), HasSubstr("backward of blocks.3 has 0,"),
-                                   HasSubstr("kiln::affine"), HasSubstr("bf16")));
+  EXPECT_THAT(share.problem, has_all("150 %", "backward of blocks.3 has 0,", "kiln::affine", "bf16"));
 
   Plan plan = make_plan(test::plan_options("A100-80G", 1, {{"model", "DiT-S/2"}}));
   EXPECT_THAT(to_text(plan), HasSubstr("% of peak"));
@@ -55,8 +54,7 @@ TEST(PeakShare, OfAMeasuredMachineMayBeatTheProductThatMeasuredIt) {
   const std::vector<OpRecord> ops = ops_of(trace.spans);
   const OpRecord& product = *std::ranges::max_element(ops, {}, &OpRecord::flops);
   machine.operations.set(product, product.flops / (3 * machine.peak_flops.at(at::kBFloat16)));
-  EXPECT_THAT(at_share(1.31).problem,
-              AllOf(HasSubstr(product.name), HasSubstr(fmt::format("{} x {}", product.m, product.n))));
+  EXPECT_THAT(at_share(1.31).problem, has_all(product.name, fmt::format("{} x {}", product.m, product.n)));
 }
 
 }  // namespace

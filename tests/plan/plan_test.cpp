@@ -438,9 +438,7 @@ TEST(Plan, AdvisesFewerCheckpointsThanFillTheDisk) {
     options.steps = bytes / each;
     return make_plan(options).advice;
   };
-  const auto is_told = [](const char* where) {
-    return Contains(AllOf(HasSubstr(where), HasSubstr(": --keep-checkpoints 3")));
-  };
+  const auto is_told = [](const char* where) { return Contains(has_all(where, ": --keep-checkpoints 3")); };
   EXPECT_THAT(advice(300 * kGibibyte), is_told("of the 512 GiB that a usual disk has free"));
   EXPECT_THAT(advice(200 * kGibibyte), Not(Contains(HasSubstr("--keep-checkpoints"))));
   const test::TempFolder folder;

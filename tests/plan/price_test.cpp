@@ -49,8 +49,7 @@ TEST_F(Profiles, NamesWithoutRegardToCaseAndDashes) {
 
 TEST_F(Profiles, AnUnknownNameIsOneLineWithTheClosest) {
   const std::string message = error_of("A100-60G");
-  EXPECT_THAT(message, AllOf(HasSubstr("'A100-60G'"), HasSubstr("nearest are A100-"), HasSubstr("A100-80G"),
-                             HasSubstr("--help lists all")));
+  EXPECT_THAT(message, has_all("'A100-60G'", "nearest are A100-", "A100-80G", "--help lists all"));
   EXPECT_LT(message.size(), 200);
   EXPECT_EQ(message.find('\n'), std::string::npos);
   EXPECT_THAT(error_of("H10"), HasSubstr("H100"));
@@ -85,8 +84,7 @@ TEST_F(Profiles, OlderOnesAreRead) {
 TEST_F(Profiles, ABrokenFileIsNamed) {
   fs::create_directories(folder_);
   std::ofstream(folder_ / "broken.json") << "{\"name\": 3}";
-  EXPECT_THAT(error_of("A100-80G"),
-              AllOf(HasSubstr("'name'"), HasSubstr("broken.json"), HasSubstr("calibrate")));
+  EXPECT_THAT(error_of("A100-80G"), has_all("'name'", "broken.json", "calibrate"));
 }
 
 TEST_F(Profiles, AStoredProfileIsFoundAgainBeforeTheBuiltin) {
@@ -112,7 +110,7 @@ TEST_F(Profiles, Bf16IsRefusedWhereThereIsNone) {
     price(product(512, 512, 512), v100);
     FAIL() << "bf16 on a V100";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("V100"), HasSubstr("bf16"), HasSubstr("--compute-dtype fp16")));
+    EXPECT_THAT(error.what(), has_all("V100", "bf16", "--compute-dtype fp16"));
   }
 }
 

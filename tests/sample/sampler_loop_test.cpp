@@ -131,15 +131,13 @@ TEST(SampleImages, LeavesGradientsOnForItsCaller) {
 TEST(SampleImages, RefusesWhatCannotBe) {
   const auto sink = [](int64_t, const Image&) {};
   const auto no_null = tiny_denoiser({.class_dropout_prob = 0});
-  EXPECT_THAT(message_of([&] { sample_images(*no_null, nullptr, tiny_options(1, 1), sink); }),
-              HasSubstr("class or caption dropout"));
+  EXPECT_ERROR(sample_images(*no_null, nullptr, tiny_options(1, 1), sink), "class or caption dropout");
   const auto latent = tiny_denoiser({.in_channels = 4});
-  EXPECT_THAT(message_of([&] { sample_images(*latent, nullptr, tiny_options(1, 1), sink); }),
-              HasSubstr("autoencoder"));
+  EXPECT_ERROR(sample_images(*latent, nullptr, tiny_options(1, 1), sink), "autoencoder");
   const auto denoiser = tiny_denoiser({});
-  EXPECT_THAT(message_of([&] { class_labels_fn(denoiser->shape().conditioning, {11}); }), HasSubstr("0..9"));
+  EXPECT_ERROR(class_labels_fn(denoiser->shape().conditioning, {11}), "0..9");
   SampleOptions options = tiny_options(1, 0);
-  EXPECT_THAT(message_of([&] { sample_images(*denoiser, nullptr, options, sink); }), HasSubstr("batch"));
+  EXPECT_ERROR(sample_images(*denoiser, nullptr, options, sink), "batch");
 }
 
 // The two conventions of guidance, against two separate forward passes.

@@ -34,19 +34,19 @@ class Friction26 : public ::testing::Test {
 };
 
 TEST_F(Friction26, NotEvenOneCheckpointIsAnError) {
-  EXPECT_THAT(message_of([&] { check_space(space(0, 3, kBytes - 1)); }),
-              AllOf(HasSubstr("[train] " + run_.path().string() + " has room for 0.0 MB"),
-                    HasSubstr("a checkpoint takes"), HasSubstr("choose another --out")));
+  EXPECT_ERROR(check_space(space(0, 3, kBytes - 1)),
+               "[train] " + run_.path().string() + " has room for 0.0 MB", "a checkpoint takes",
+               "choose another --out");
   EXPECT_EQ(check_space(space(0, 0, 0)), "") << "none is written";
   save(1);
-  EXPECT_THAT(message_of([&] { check_space(space(1, 3, kBytes - 1)); }),
-              HasSubstr("beside the newest one, which stays until the next is whole"));
+  EXPECT_ERROR(check_space(space(1, 3, kBytes - 1)),
+               "beside the newest one, which stays until the next is whole");
 }
 
 TEST_F(Friction26, AWarningWhereNotAllFit) {
   EXPECT_EQ(check_space(space(0, 3, 3 * kBytes)), "");
   EXPECT_THAT(check_space(space(0, 3, 3 * kBytes - 1)),
-              AllOf(HasSubstr("3 checkpoints of this run take"), HasSubstr("--keep-checkpoints 2")));
+              has_all("3 checkpoints of this run take", "--keep-checkpoints 2"));
   EXPECT_EQ(check_space(space(2, 30, 2 * kBytes)), "");
   EXPECT_EQ(check_space(space(1, 30, 2 * kBytes)), "");
   EXPECT_THAT(check_space(space(1, 30, 2 * kBytes - 1)), HasSubstr("2 checkpoints of this run take"))

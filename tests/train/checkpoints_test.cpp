@@ -254,8 +254,7 @@ TEST_F(Checkpoints, AFolderThatRanksDoNotShareIsAnErrorOfAll) {
     save_checkpoint(run, *tiny.state, {.step = 1});
   });
   for (const std::string& error : errors) {
-    EXPECT_THAT(error, HasSubstr("rank 2 of 3: cannot write"));
-    EXPECT_THAT(error, HasSubstr("No such file or directory"));
+    EXPECT_THAT(error, has_all("rank 2 of 3: cannot write", "No such file or directory"));
     EXPECT_THAT(error, Not(HasSubstr("\n")));
   }
   EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
@@ -281,8 +280,7 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
       }
     });
     for (const std::string& error : errors) {
-      EXPECT_THAT(error, HasSubstr("rank 1 of 2: cannot write"));
-      EXPECT_THAT(error, HasSubstr("No space left on device: free some space"));
+      EXPECT_THAT(error, has_all("rank 1 of 2: cannot write", "No space left on device: free some space"));
     }
     EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
   }
@@ -304,10 +302,10 @@ TEST_F(Checkpoints, OnlyDamagedOnesAreAnErrorOfEveryRank) {
   EXPECT_THAT(look(), ::testing::Each(""));
   fs::remove(first / kModelFile);
   for (const std::string& error : look()) {
-    EXPECT_THAT(error, HasSubstr("none of the 2 checkpoints of " + run_.string() + " is whole"));
-    EXPECT_THAT(error, HasSubstr(first.string() + " lacks model.safetensors"));
-    EXPECT_THAT(error, HasSubstr("model.safetensors of " + second.string() + " has 12 bytes, expected"));
-    EXPECT_THAT(error, HasSubstr("restore one, or remove"));
+    EXPECT_THAT(error, has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
+                               first.string() + " lacks model.safetensors",
+                               "model.safetensors of " + second.string() + " has 12 bytes, expected",
+                               "restore one, or remove"));
     EXPECT_THAT(error, Not(HasSubstr("\n")));
   }
 }
@@ -361,8 +359,8 @@ TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
   for (const fs::path& folder : {whole, newest}) change_bytes(folder / kModelFile, flip);
   for (const std::string& error : errors_of_ranks(
            2, [&](const std::shared_ptr<ProcessGroup>& group) { newest_checkpoint(run_, *group); })) {
-    EXPECT_THAT(error, HasSubstr("none of the 2 checkpoints of " + run_.string() + " is whole"));
-    EXPECT_THAT(error, HasSubstr("model.safetensors of " + whole.string() + " has other bytes"));
+    EXPECT_THAT(error, has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
+                               "model.safetensors of " + whole.string() + " has other bytes"));
     EXPECT_THAT(error, Not(HasSubstr("\n")));
   }
   EXPECT_TRUE(fs::exists(newest) && fs::exists(whole));
@@ -432,8 +430,8 @@ TEST_F(Checkpoints, DamagedFilesAreNamed) {
   }
   replace("ema-0.5.safetensors", "blocks.1.attn.qkv.bias", {});
   for (const std::string& error : load(3)) {
-    EXPECT_THAT(error, HasSubstr("ema-0.5.safetensors lacks blocks.1.attn.qkv.bias: delete this checkpoint"));
-    EXPECT_THAT(error, HasSubstr("rank 0 of 3"));
+    EXPECT_THAT(error, has_all("ema-0.5.safetensors lacks blocks.1.attn.qkv.bias: delete this checkpoint",
+                               "rank 0 of 3"));
   }
   fs::resize_file(folder / kModelFile, fs::file_size(folder / kModelFile) - 1);
   EXPECT_TRUE(list_checkpoints(run_).empty());

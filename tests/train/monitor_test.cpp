@@ -219,8 +219,8 @@ TEST(Monitor, Finding6AFullDiskIsOneWarningForEachFile) {
   step(3);
   ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 2) << warnings;
-  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot write "));
-  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without TensorBoard's events: cannot write "));
+  EXPECT_THAT(warnings, has_all("warning: training goes on without lines of log.jsonl: cannot write ",
+                                "warning: training goes on without TensorBoard's events: cannot write "));
   std::ifstream file(run / "log.jsonl");
   std::vector<int64_t> steps;
   for (std::string line; std::getline(file, line);) steps.push_back(nlohmann::json::parse(line).at("step"));
@@ -273,8 +273,8 @@ TEST(Monitor, TellsThatTrainingGoesOnBetweenTwoLines) {
   const std::string text = text_of(0);
   EXPECT_THAT(text, HasSubstr("at step 1: loss 0.25000, "));
   // The first step begins before anything is timed: two steps took 20 s, 2997 are left.
-  EXPECT_THAT(text, HasSubstr("at step 3: loss 0.25000, "));
-  EXPECT_THAT(text, HasSubstr(" images/s, 8h 19m left (a line of the log every 100 steps: --log-every)\n"));
+  EXPECT_THAT(text, has_all("at step 3: loss 0.25000, ",
+                            " images/s, 8h 19m left (a line of the log every 100 steps: --log-every)\n"));
   EXPECT_EQ(text_of(1e6), "");
 }
 
@@ -284,8 +284,7 @@ TEST(Profile, RangeIsChecked) {
   EXPECT_EQ(StepRange::parse("7:7").last, 7);
   for (const char* bad : {"5", "5:", ":5", "5:3", "0:2", "-1:2", "a:b", "1:2:3", "1 :2"}) {
     const std::string message = test::message_of([&] { StepRange::parse(bad); });
-    EXPECT_THAT(message, HasSubstr("FROM:TO"));
-    EXPECT_THAT(message, HasSubstr(fmt::format("'{}'", bad)));
+    EXPECT_THAT(message, has_all("FROM:TO", fmt::format("'{}'", bad)));
   }
 }
 

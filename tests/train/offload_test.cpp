@@ -203,8 +203,7 @@ TEST(Offload, AFailingDiskEndsTheStepAndLeavesTheCheckpoint) {
   const std::string folder = save_checkpoint(run.path(), *tiny.state, {.step = 1});
   const std::vector<at::Tensor> saved = state_of(tiny);
   ASSERT_TRUE(test::break_store());
-  const auto is_clear =
-      ThrowsMessage<Error>(::testing::AllOf(HasSubstr("[nvme]"), HasSubstr("checkpoint is untouched")));
+  const auto is_clear = ThrowsMessage<Error>(has_all("[nvme]", "checkpoint is untouched"));
   EXPECT_THAT([&] { tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3); }, is_clear);
   EXPECT_THAT([&] { save_checkpoint(run.path(), *tiny.state, {.step = 2}); }, is_clear);
   const std::vector<Checkpoint> checkpoints = list_checkpoints(run.path());

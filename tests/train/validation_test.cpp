@@ -275,28 +275,28 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
   };
   StoreInfo info = info_;
   info.image_size = 128;
-  EXPECT_THAT(refusal(info), AllOf(HasSubstr("128-pixel images"), HasSubstr("--image-size 64")));
+  EXPECT_THAT(refusal(info), has_all("128-pixel images", "--image-size 64"));
   info = info_;
   info.lanes = {{.height = 16, .width = 16}};
-  EXPECT_THAT(refusal(info), AllOf(HasSubstr("4 x 16 x 16"), HasSubstr("4 x 8 x 8")));
+  EXPECT_THAT(refusal(info), has_all("4 x 16 x 16", "4 x 8 x 8"));
   info = info_;
   info.autoencoder_fingerprint = "fedcba9876543210";
-  EXPECT_THAT(refusal(info), AllOf(HasSubstr("another autoencoder"), HasSubstr("fedcba9876543210")));
+  EXPECT_THAT(refusal(info), has_all("another autoencoder", "fedcba9876543210"));
   info = info_;
   info.class_names.push_back("owl");
-  EXPECT_THAT(refusal(info), AllOf(HasSubstr("4 classes, --data has 3"), HasSubstr("'owl'")));
+  EXPECT_THAT(refusal(info), has_all("4 classes, --data has 3", "'owl'"));
   info = info_;
   info.class_names[1] = "wolf";
-  EXPECT_THAT(refusal(info), AllOf(HasSubstr("class 1 is 'wolf', in --data 'dog'")));
+  EXPECT_THAT(refusal(info), has_all("class 1 is 'wolf', in --data 'dog'"));
 
   options_.validation.images = kImages + 1;
-  EXPECT_THAT(message_of([&] { open(); }), HasSubstr("--validation-images 14 is more than the 13"));
+  EXPECT_ERROR(open(), "--validation-images 14 is more than the 13");
   options_.validation.images = 0;
   options_.validation.data = folder_ / "nothing";
-  EXPECT_THAT(message_of([&] { open(); }), HasSubstr("made by kiln extract"));
+  EXPECT_ERROR(open(), "made by kiln extract");
   options_.validation.data = folder_ / "held-out";
   options_.data.path = "synthetic";
-  EXPECT_THAT(message_of([&] { open(); }), HasSubstr("--data synthetic"));
+  EXPECT_ERROR(open(), "--data synthetic");
 }
 
 // --- sample grids of divided weights ---
