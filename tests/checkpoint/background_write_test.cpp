@@ -64,8 +64,7 @@ TEST_F(BackgroundWrites, AFullDiskIsKnownBeforeAnythingIsWritten) {
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit small{.rlim_cur = 1000, .rlim_max = before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
-  EXPECT_THAT([&] { create_file_of_parts(path("a"), 1001); },
-              ThrowsMessage<Error>(HasSubstr("File too large: free some space")));
+  EXPECT_ERROR(create_file_of_parts(path("a"), 1001), "File too large: free some space");
   create_file_of_parts(path("b"), 1000);
   const std::string part(10, 'x');
   BackgroundWrite write(FileParts({path("b")}), {{0, 995, bytes_of(part)}});
@@ -76,13 +75,8 @@ TEST_F(BackgroundWrites, AFullDiskIsKnownBeforeAnythingIsWritten) {
 
 TEST_F(BackgroundWrites, AMissingFileIsNamed) {
   create_file_of_parts(path("a"), 4);
-  EXPECT_THAT(
-      [&] {
-        FileParts({path("a"), path("absent")});
-      },
-      ThrowsMessage<Error>(HasSubstr("absent: No such file or directory")));
-  EXPECT_THAT([&] { create_file_of_parts(path("absent/a"), 4); },
-              ThrowsMessage<Error>(HasSubstr("the folder does not exist")));
+  EXPECT_ERROR(FileParts({path("a"), path("absent")}), "absent: No such file or directory");
+  EXPECT_ERROR(create_file_of_parts(path("absent/a"), 4), "the folder does not exist");
 }
 
 }  // namespace

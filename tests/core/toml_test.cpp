@@ -52,11 +52,9 @@ TEST(Toml, ReadsTablesInTheirOrder) {
   EXPECT_EQ(tables[3].entries.at(0).key, "d");
   EXPECT_EQ(tables[3].entries.at(1).line, 8);
   test::write_bytes(folder / "nested.toml", "[a]\n[a.b]\nc = 1\n");
-  EXPECT_THAT([&] { read_toml_tables(folder / "nested.toml"); },
-              ThrowsMessage<Error>(HasSubstr("tables are not supported here")));
+  EXPECT_ERROR(read_toml_tables(folder / "nested.toml"), "tables are not supported here");
   test::write_bytes(folder / "list.toml", "[[a]]\nc = 1\n");
-  EXPECT_THAT([&] { read_toml_tables(folder / "list.toml"); },
-              ThrowsMessage<Error>(HasSubstr("list of tables")));
+  EXPECT_ERROR(read_toml_tables(folder / "list.toml"), "list of tables");
 }
 
 TEST(Toml, RefusesTheRestByLine) {
@@ -77,11 +75,9 @@ TEST(Toml, RefusesTheRestByLine) {
                 ThrowsMessage<Error>(has_all("recipe.toml line 2", broken.second)))
         << broken.first;
   for (const char* text : {"x = 0\n[[stage]]\nlr = 1", "x = 0\n[stage]\nlr = 1"})
-    EXPECT_THAT([&] { parse_toml(text, "recipe.toml"); },
-                ThrowsMessage<Error>(HasSubstr("recipe.toml line 2: tables are not supported")));
-  EXPECT_THAT([] { read_toml("/absent.toml"); },
-              ThrowsMessage<Error>(HasSubstr("cannot read /absent.toml: No such file")));
-  EXPECT_THAT([] { read_toml("/"); }, ThrowsMessage<Error>(HasSubstr("cannot read /: it is a folder")));
+    EXPECT_ERROR(parse_toml(text, "recipe.toml"), "recipe.toml line 2: tables are not supported");
+  EXPECT_ERROR(read_toml("/absent.toml"), "cannot read /absent.toml: No such file");
+  EXPECT_ERROR(read_toml("/"), "cannot read /: it is a folder");
 }
 
 TEST(Toml, TablesOfANameComeInTheirOrder) {
@@ -94,8 +90,7 @@ TEST(Toml, TablesOfANameComeInTheirOrder) {
   EXPECT_EQ(document.tables[1].name, "other");
   EXPECT_EQ(document.tables[2].line, 6);
   EXPECT_EQ(document.tables[2].entries.at(1).value, 3);
-  EXPECT_THAT([] { parse_toml_document("[[stage]]\n[stage.data]\na = 1", "test"); },
-              ThrowsMessage<Error>(HasSubstr("tables are not supported")));
+  EXPECT_ERROR(parse_toml_document("[[stage]]\n[stage.data]\na = 1", "test"), "tables are not supported");
 }
 
 }  // namespace

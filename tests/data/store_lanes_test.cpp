@@ -101,9 +101,8 @@ TEST(StoreLanes, SizesThatAreMissingAreNamed) {
   EXPECT_FALSE(root["lanes"][0].contains("aspect_ratio"));
   root["has_image_size"] = true;
   test::write_bytes(folder / "store/store.json", root.dump());
-  EXPECT_THAT(
-      message_of([&] { FeatureStore::open(folder / "store"); }),
-      HasSubstr("expected the size of the original picture of sample \"folder/image.0.v2.png\", got 0 x 0"));
+  EXPECT_ERROR(FeatureStore::open(folder / "store"),
+               "expected the size of the original picture of sample \"folder/image.0.v2.png\", got 0 x 0");
 }
 
 }  // namespace

@@ -55,16 +55,6 @@ void write_text_store(const std::string& folder) {
   writer.finish(table);
 }
 
-template <class Work>
-std::string text_error_of(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(TextStore, GivesWhatWasWritten) {
   const TempFolder folder;
   write_text_store(folder / "text-x");
@@ -227,7 +217,7 @@ TEST(TextStore, BrokenTextJsonIsOneLine) {
     std::string text = good;
     const size_t at = text.find(from);
     EXPECT_NE(at, std::string::npos) << from;
-    return text_error_of([&] { parse_text_store_info(text.replace(at, from.size(), to), "x"); });
+    return message_of([&] { parse_text_store_info(text.replace(at, from.size(), to), "x"); });
   };
   EXPECT_THAT(with("\"format_version\": 1", "\"format_version\": 2"), HasSubstr("update Kiln"));
   EXPECT_THAT(with("\"width\": 3", "\"width\": 0"), HasSubstr("\"width\" from 1"));
@@ -239,9 +229,7 @@ TEST(TextStore, BrokenTextJsonIsOneLine) {
 
 TEST(CaptionTable, RefusesImpossibleWeights) {
   CaptionTable table;
-  EXPECT_THAT(
-      text_error_of([&] { table.add_sample("a", std::vector<Caption>{{.text = "x", .weight = -1}}); }),
-      HasSubstr("at least 0"));
+  EXPECT_ERROR(table.add_sample("a", std::vector<Caption>{{.text = "x", .weight = -1}}), "at least 0");
   EXPECT_ERROR(table.add_sample("a", std::vector<Caption>{{.text = "x", .weight = 0}}),
                "all weights of a are 0");
 }

@@ -277,11 +277,8 @@ TEST(Objective, BadOptionsAreNamed) {
   EXPECT_ERROR(make_objective({{"type", "flow"}, {"shift", -1}}), "shift");
   EXPECT_ERROR(make_objective({{"type", "flow"}, {"contrastive_lambda", 1}}),
                "contrastive_lambda from 0 to below 1, got 1");
-  EXPECT_THAT(
-      message_of([] {
-        make_objective({{"type", "ddpm"}, {"num_train_timesteps", 10}, {"trained_betas", {0.1, 0.2}}});
-      }),
-      HasSubstr("10 trained_betas"));
+  EXPECT_ERROR(make_objective({{"type", "ddpm"}, {"num_train_timesteps", 10}, {"trained_betas", {0.1, 0.2}}}),
+               "10 trained_betas");
 }
 
 TEST(Objective, WrongChannelsAreNamed) {

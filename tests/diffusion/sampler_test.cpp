@@ -126,9 +126,8 @@ TEST(Sampler, ImpossiblePairsSayWhatFits) {
 
 TEST(Sampler, BadOptionsAreNamed) {
   const json epsilon = objective_config("epsilon");
-  EXPECT_THAT(
-      message_of([&] { sampler_config("heun", 10, epsilon); }),
-      HasSubstr("ddpm, ddim, dpmpp_2m, unipc, euler, euler_ancestral, pndm, pixart_dpms, flow_euler"));
+  EXPECT_ERROR(sampler_config("heun", 10, epsilon),
+               "ddpm, ddim, dpmpp_2m, unipc, euler, euler_ancestral, pndm, pixart_dpms, flow_euler");
   EXPECT_ERROR(sampler_config("ddim", 0, epsilon), "--num-sampling-steps");
   EXPECT_ERROR(make_sampler(sampler_config("ddim", 1001, epsilon)), "1000");
   EXPECT_ERROR(make_sampler(sampler_config("ddpm", 1001, objective_config("iddpm"))), "1001");

@@ -1,16 +1,13 @@
 // What the tests of denoisers share.
 #pragma once
 #include <ATen/core/grad_mode.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "core/aten.h"
-#include "core/error.h"
 #include "models/model.h"
+#include "test_files.h"
 
 namespace kiln {
 
@@ -20,15 +17,6 @@ inline std::vector<at::Tensor> require_gradients(const ParameterList& parameters
   for (const auto& parameter : parameters)
     if (parameter->trainable) leaves.push_back(parameter->value.set_requires_grad(true));
   return leaves;
-}
-
-inline std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // Walks forward on detached states, then backward one segment at a time: bitwise plain autograd.

@@ -14,13 +14,11 @@ TEST(OptimizerRegistry, ListsWhatIsTestedHere) {
 }
 
 TEST(OptimizerRegistry, RefusesUnknownNamesKeysAndValues) {
-  const auto making = [](const nlohmann::json& config) { return [config] { make_optimizer(config); }; };
-  EXPECT_THAT(making({{"type", "lion"}}), ThrowsMessage<Error>(HasSubstr("adamw")));
-  EXPECT_THAT(making({{"type", "adamw"}, {"momentum", 0.9}}), ThrowsMessage<Error>(HasSubstr("momentum")));
-  EXPECT_THAT(making({{"type", "adamw"}, {"betas", {0.9, 1.0}}}), ThrowsMessage<Error>(HasSubstr("betas")));
-  EXPECT_THAT(making({{"type", "adamw"}, {"eps", -1}}), ThrowsMessage<Error>(HasSubstr("eps")));
-  EXPECT_THAT(making({{"type", "adamw"}, {"weight_decay", -1}}),
-              ThrowsMessage<Error>(HasSubstr("weight_decay")));
+  EXPECT_ERROR(make_optimizer({{"type", "lion"}}), "adamw");
+  EXPECT_ERROR(make_optimizer({{"type", "adamw"}, {"momentum", 0.9}}), "momentum");
+  EXPECT_ERROR(make_optimizer({{"type", "adamw"}, {"betas", {0.9, 1.0}}}), "betas");
+  EXPECT_ERROR(make_optimizer({{"type", "adamw"}, {"eps", -1}}), "eps");
+  EXPECT_ERROR(make_optimizer({{"type", "adamw"}, {"weight_decay", -1}}), "weight_decay");
 }
 
 // Two updates against Loshchilov & Hutter's equations in f64.

@@ -1,9 +1,6 @@
 #include "parallel/zero/flat_unit.h"
 #include "core/aten.h"
-
-#include <gmock/gmock.h>
-
-#include "core/error.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -61,8 +58,7 @@ TEST(FlatUnit, PaddingStaysZero) {
 
 TEST(FlatUnit, RefusesAnotherShapeByName) {
   FlatUnit unit = make_unit(at::kFloat);
-  EXPECT_THAT([&] { unit.write(unit.master, 2, at::ones({8})); },
-              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("bias expects shape [7], got [8]")));
+  EXPECT_ERROR(unit.write(unit.master, 2, at::ones({8})), "bias expects shape [7], got [8]");
 }
 
 }  // namespace

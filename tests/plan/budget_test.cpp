@@ -27,8 +27,7 @@ TEST(MemoryBudget, ReadsSizes) {
   EXPECT_EQ(MemoryBudget::parse("2GB").bytes(), 2'000'000'000);
   EXPECT_EQ(MemoryBudget::parse("4096").bytes(), 4096);
   for (const char* bad : {"much", "12X", "-1G", "0", "G", "1G2", "nan", "inf"})
-    EXPECT_THAT([&] { MemoryBudget::parse(bad); }, ThrowsMessage<Error>(HasSubstr("--memory-budget expects")))
-        << bad;
+    EXPECT_ERROR(MemoryBudget::parse(bad), "--memory-budget expects") << bad;
 }
 
 TEST(CommandLine, NamesWhatIsNotDefault) {
@@ -102,13 +101,11 @@ TEST(Budget, CopiesTheStateWhereTheHostHasRoom) {
   ASSERT_GT(saving, stepping);
   EXPECT_EQ(fitted_checkpoint_copy(plan, saving), CheckpointCopy::kAuto);
   EXPECT_EQ(fitted_checkpoint_copy(plan, saving - 1), CheckpointCopy::kPageCache);
-  EXPECT_THAT([&] { fitted_checkpoint_copy(plan, stepping - 1); },
-              ThrowsMessage<Error>(HasSubstr("of host memory that each rank has")));
+  EXPECT_ERROR(fitted_checkpoint_copy(plan, stepping - 1), "of host memory that each rank has");
   options.train.checkpoints.copy = CheckpointCopy::kMemory;
   plan = make_plan(options);
   EXPECT_EQ(fitted_checkpoint_copy(plan, saving), CheckpointCopy::kMemory);
-  EXPECT_THAT([&] { fitted_checkpoint_copy(plan, saving - 1); },
-              ThrowsMessage<Error>(HasSubstr("--checkpoint-copy page-cache")));
+  EXPECT_ERROR(fitted_checkpoint_copy(plan, saving - 1), "--checkpoint-copy page-cache");
 }
 
 TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
@@ -116,7 +113,7 @@ TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
   options.model.depth = 4;
   options.global_batch = 64;
   options.micro_batch = -1;
-  EXPECT_THAT([&] { fit_run(options); }, ThrowsMessage<Error>(HasSubstr("give --memory-budget auto")));
+  EXPECT_ERROR(fit_run(options), "give --memory-budget auto");
   options.memory.budget = MemoryBudget::parse("2500M");
   const FittedRun run = fit_run(options);
   EXPECT_GT(run.options.micro_batch, 0);
@@ -131,7 +128,7 @@ TEST(Budget, AProbeChoosesItsMicroBatchWhereTheWholeBatchDoesNotFit) {
   TrainOptions options = small_options();
   options.global_batch = 256;
   FitTerms terms{.may_choose_micro_batch = false, .host_bytes = int64_t{4} << 30};
-  EXPECT_THAT([&] { fit_run(options, {}, terms); }, ThrowsMessage<Error>(HasSubstr("this fits, ")));
+  EXPECT_ERROR(fit_run(options, {}, terms), "this fits, ");
   terms.may_choose_micro_batch = true;
   const FittedRun run = fit_run(options, {}, terms);
   EXPECT_GT(run.options.micro_batch, 0);
@@ -190,8 +187,7 @@ TEST(Budget, RefusalEndsInOptionsThatFit) {
                                          Not(HasSubstr("kiln train")))));
   options.memory.budget = MemoryBudget::parse("100M");
   options.model.depth = 2;  // the process alone is larger
-  EXPECT_THAT([&] { fit_run(options); },
-              ThrowsMessage<Error>(HasSubstr("no smaller --micro-batch fits either")));
+  EXPECT_ERROR(fit_run(options), "no smaller --micro-batch fits either");
 }
 
 TEST(Budget, PreflightRefusesWhatTheMachineDoesNotHold) {
@@ -199,7 +195,7 @@ TEST(Budget, PreflightRefusesWhatTheMachineDoesNotHold) {
   options.model.name = "DiT-XL/2";
   options.model.depth = 4;
   options.global_batch = 16384;
-  EXPECT_THAT([&] { fit_run(options); }, ThrowsMessage<Error>(HasSubstr("--no-preflight")));
+  EXPECT_ERROR(fit_run(options), "--no-preflight");
   options.memory.preflight = false;
   EXPECT_NO_THROW(fit_run(options));
 }

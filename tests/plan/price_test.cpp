@@ -77,8 +77,7 @@ TEST_F(Profiles, OlderOnesAreRead) {
   EXPECT_GT(cpu.rank_hop_s, 0);
   nlohmann::json lacking = to_json(find_profile("A100-80G"));
   lacking.erase("network_bytes_per_s");
-  EXPECT_THAT([&] { static_cast<void>(profile_from_json(lacking)); },
-              testing::ThrowsMessage<Error>(HasSubstr("'network_bytes_per_s'")));
+  EXPECT_ERROR(static_cast<void>(profile_from_json(lacking)), "'network_bytes_per_s'");
 }
 
 TEST_F(Profiles, ABrokenFileIsNamed) {

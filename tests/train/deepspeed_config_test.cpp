@@ -36,8 +36,7 @@ TrainOptions options_of(const std::string& text, const Given& given = {}) {
 }
 
 void expect_refused(const std::string& text, const std::vector<std::string>& parts, const Given& given = {}) {
-  for (const std::string& part : parts)
-    EXPECT_THAT([&] { parse(text, given); }, ThrowsMessage<Error>(HasSubstr(part))) << text;
+  for (const std::string& part : parts) EXPECT_ERROR(parse(text, given), part) << text;
 }
 
 // As the guides on training Stable Diffusion with DeepSpeed have it.

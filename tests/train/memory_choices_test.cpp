@@ -25,7 +25,7 @@ TEST(MemoryChoices, RecomputeNamesSegments) {
   EXPECT_EQ(chosen("0-2, 11"), ".rrr........r.");
   EXPECT_EQ(chosen("embed,final"), "r............r");
   for (const char* bad : {"12", "half", "3-1", "1-", "", "0-99"})
-    EXPECT_THAT([&] { choices_of(bad, *denoiser); }, ThrowsMessage<Error>(HasSubstr("--recompute"))) << bad;
+    EXPECT_ERROR(choices_of(bad, *denoiser), "--recompute") << bad;
 }
 
 TEST(MemoryChoices, TextsReadBack) {
