@@ -30,8 +30,7 @@ TEST(BucketAssignment, SmallBucketsJoinOthersAndSayIt) {
   ASSERT_EQ(assignment.filled.size(), 1u);
   EXPECT_THAT(assignment.filled[0].pictures, ElementsAre(0, 1, 2));
   EXPECT_EQ(assignment.filled[0].num_joined, 1);
-  EXPECT_THAT(assignment_text(assignment), HasSubstr("1 of them from small buckets"));
-  EXPECT_THAT(assignment_text(assignment), HasSubstr("joined others: 32x64\n"));
+  EXPECT_THAT(assignment_text(assignment), has_all("1 of them from small buckets", "joined others: 32x64\n"));
   EXPECT_ERROR(assign_buckets(table, {{70, 70}, {100, 200}}, 3, false),
                "--bucket-min 3 is more than the 2 pictures");
 }

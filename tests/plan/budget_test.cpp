@@ -7,18 +7,17 @@
 #include "plan/run/make_plan.h"
 #include "run/option_values.h"
 #include "test_files.h"
+#include "train/settings.h"
 #include "train/usable_options.h"
 
 namespace kiln {
 namespace {
 
-TrainOptions small_options() {
-  TrainOptions options = test::usable_options();
-  options.model.name = "DiT-S/2";
-  options.global_batch = 32;
-  options.compute.device = DeviceChoice::kCpu;
-  return options;
+TrainOptions small_options(const char* changes = "") {
+  return changed(changed(test::usable_options(), "model=DiT-S/2 global-batch=32 device=cpu"), changes);
 }
+
+int64_t peak_of(const FittedRun& run) { return run.predicted.at("peak_bytes"); }
 
 TEST(MemoryBudget, ReadsSizes) {
   EXPECT_EQ(MemoryBudget::parse("800M").bytes(), 800 << 20);
@@ -31,21 +30,15 @@ TEST(MemoryBudget, ReadsSizes) {
 }
 
 TEST(CommandLine, NamesWhatIsNotDefault) {
-  TrainOptions options = small_options();
+  TrainOptions options = small_options("flip=false tf32=true ema-decay=[0.99,0.5]");
   options.out = "my run";
-  options.data.flip = false;
-  options.compute.tf32 = true;
-  options.ema.decays = {0.99, 0.5};
   EXPECT_EQ(command_line(options),
             "kiln train --data synthetic --out 'my run' --no-flip --global-batch 32 --ema-decay 0.99,0.5 "
-            "--device cpu "
-            "--tf32");
+            "--device cpu --tf32");
 }
 
 TEST(CommandLine, SaysNone) {
-  TrainOptions options = small_options();
-  options.ema.decays.clear();
-  EXPECT_THAT(command_line(options), HasSubstr(" --ema-decay none "));
+  EXPECT_THAT(command_line(small_options("ema-decay=[]")), HasSubstr(" --ema-decay none "));
 }
 
 TEST(MemoryShare, IsSaidAndWarnedOfAbove85Percent) {
@@ -63,35 +56,27 @@ TEST(MemoryShare, IsSaidAndWarnedOfAbove85Percent) {
 }
 
 TEST(Budget, RecomputesMoreWhereLessIsAllowed) {
-  TrainOptions options = small_options();
-  options.memory.budget = MemoryBudget::parse("64G");
-  const FittedRun all = fit_run(options);
+  const FittedRun all = fit_run(small_options("memory-budget=64G"));
   EXPECT_EQ(all.options.memory.recompute, SegmentSet());
   EXPECT_THAT(all.summary, HasSubstr("memory budget 64.00 GiB"));
-  options.memory.budget = MemoryBudget::parse("2500M");
-  const FittedRun less = fit_run(options);
+  const FittedRun less = fit_run(small_options("memory-budget=2500M"));
   EXPECT_NE(less.options.memory.recompute, SegmentSet());
-  EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), all.predicted.at("peak_bytes").get<int64_t>());
-  EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), MemoryBudget::parse("2500M").bytes());
+  EXPECT_LT(peak_of(less), peak_of(all));
+  EXPECT_LT(peak_of(less), MemoryBudget::parse("2500M").bytes());
 }
 
 // Steps go on while a copy of the state is written.
 TEST(Budget, CountsACopyOfTheState) {
-  TrainOptions options = small_options();
-  options.memory.budget = MemoryBudget::parse("2500M");
-  const FittedRun files = fit_run(options);
-  options.checkpoints.copy = CheckpointCopy::kMemory;
-  const FittedRun copies = fit_run(options);
-  EXPECT_LT(copies.predicted.at("peak_bytes").get<int64_t>() + (400 << 20),
-            files.predicted.at("peak_bytes").get<int64_t>());
+  const FittedRun files = fit_run(small_options("memory-budget=2500M")),
+                  copies = fit_run(small_options("memory-budget=2500M checkpoint-copy=memory"));
+  EXPECT_LT(peak_of(copies) + (400 << 20), peak_of(files));
   EXPECT_TRUE(copies.gives_memory_back);
 }
 
 TEST(Budget, CopiesTheStateWhereTheHostHasRoom) {
   PlanOptions options;
   options.gpu = "A100-80G";
-  options.train = small_options();
-  options.train.model.depth = 2;
+  options.train = small_options("depth=2");
   Plan plan = make_plan(options);
   int64_t stepping = 0, saving = 0;
   for (const PhasePlan& phase : plan.phases) {
@@ -109,10 +94,7 @@ TEST(Budget, CopiesTheStateWhereTheHostHasRoom) {
 }
 
 TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
-  TrainOptions options = small_options();
-  options.model.depth = 4;
-  options.global_batch = 64;
-  options.micro_batch = -1;
+  TrainOptions options = small_options("depth=4 global-batch=64 micro-batch=-1");
   EXPECT_ERROR(fit_run(options), "give --memory-budget auto");
   options.memory.budget = MemoryBudget::parse("2500M");
   const FittedRun run = fit_run(options);
@@ -125,15 +107,14 @@ TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
 
 // The literal command that has to work anywhere, on a machine with 4 GiB to spare.
 TEST(Budget, AProbeChoosesItsMicroBatchWhereTheWholeBatchDoesNotFit) {
-  TrainOptions options = small_options();
-  options.global_batch = 256;
+  TrainOptions options = small_options("global-batch=256");
   FitTerms terms{.may_choose_micro_batch = false, .host_bytes = int64_t{4} << 30};
   EXPECT_ERROR(fit_run(options, {}, terms), "this fits, ");
   terms.may_choose_micro_batch = true;
   const FittedRun run = fit_run(options, {}, terms);
   EXPECT_GT(run.options.micro_batch, 0);
   EXPECT_LT(run.options.micro_batch, 256);
-  EXPECT_LT(run.predicted.at("peak_bytes").get<int64_t>(), terms.host_bytes);
+  EXPECT_LT(peak_of(run), terms.host_bytes);
   EXPECT_THAT(run.summary, has_all("in one pass the run needs",
                                    fmt::format("--micro-batch {} ", run.options.micro_batch)));
   options.global_batch = 8;
@@ -143,9 +124,7 @@ TEST(Budget, AProbeChoosesItsMicroBatchWhereTheWholeBatchDoesNotFit) {
 }
 
 TEST(Budget, RanksOfAMachineShareItsMemory) {
-  TrainOptions options = small_options();
-  options.memory.budget = MemoryBudget::parse("8G");
-  EXPECT_THAT(fit_run(options, {.world_size = 2, .local_world_size = 2}).summary,
+  EXPECT_THAT(fit_run(small_options("memory-budget=8G"), {.world_size = 2, .local_world_size = 2}).summary,
               HasSubstr("memory budget 4.00 GiB for each of 2 ranks"));
 }
 
@@ -153,9 +132,7 @@ TEST(Budget, RanksOfAMachineShareItsMemory) {
 // that the rank will train with.
 TEST(Budget, MeasuresWithTheThreadsOfItsRank) {
   const int before = at::get_num_threads();
-  TrainOptions options = small_options();
-  options.model.depth = 1;
-  options.memory.budget = MemoryBudget::parse("64G");
+  TrainOptions options = small_options("depth=1 memory-budget=64G");
   for (const int share : {1, 2}) {
     fit_run(options, {.world_size = 2, .local_world_size = 2}, {.cpu_share = share});
     EXPECT_EQ(at::get_num_threads(), share);
@@ -168,33 +145,21 @@ TEST(Budget, MeasuresWithTheThreadsOfItsRank) {
 }
 
 TEST(Budget, PlansARanksShare) {
-  TrainOptions options = small_options();
-  options.memory.budget = MemoryBudget::parse("16G");
-  options.global_batch = 8;
-  const auto peak = [&](const Ranks& ranks) {
-    return fit_run(options, ranks).predicted.at("peak_bytes").get<int64_t>();
-  };
-  options.zero.stage = 2;
+  const TrainOptions options = small_options("memory-budget=16G global-batch=8 zero-stage=2");
+  const auto peak = [&](const Ranks& ranks) { return peak_of(fit_run(options, ranks)); };
   EXPECT_LT(peak({.world_size = 4, .local_world_size = 4}), peak({.world_size = 1}) / 2);
 }
 
 TEST(Budget, RefusalEndsInOptionsThatFit) {
-  TrainOptions options = small_options();
-  options.global_batch = 256;
-  options.memory.budget = MemoryBudget::parse("2500M");
-  EXPECT_THAT([&] { fit_run(options); },
-              ThrowsMessage<Error>(AllOf(HasSubstr("--memory-budget 2500M"), HasSubstr("GiB: --micro-batch"),
-                                         Not(HasSubstr("kiln train")))));
-  options.memory.budget = MemoryBudget::parse("100M");
-  options.model.depth = 2;  // the process alone is larger
-  EXPECT_ERROR(fit_run(options), "no smaller --micro-batch fits either");
+  EXPECT_THAT(message_of([] { fit_run(small_options("global-batch=256 memory-budget=2500M")); }),
+              AllOf(has_all("--memory-budget 2500M", "GiB: --micro-batch"), Not(HasSubstr("kiln train"))));
+  // The process alone is larger.
+  EXPECT_ERROR(fit_run(small_options("global-batch=256 memory-budget=100M depth=2")),
+               "no smaller --micro-batch fits either");
 }
 
 TEST(Budget, PreflightRefusesWhatTheMachineDoesNotHold) {
-  TrainOptions options = small_options();
-  options.model.name = "DiT-XL/2";
-  options.model.depth = 4;
-  options.global_batch = 16384;
+  TrainOptions options = small_options("model=DiT-XL/2 depth=4 global-batch=16384");
   EXPECT_ERROR(fit_run(options), "--no-preflight");
   options.memory.preflight = false;
   EXPECT_NO_THROW(fit_run(options));

@@ -5,11 +5,11 @@
 
 #include "core/units.h"
 #include "data/images/image_codecs.h"
+#include "plan/plan_settings.h"
 #include "plan/report/report.h"
 #include "plan/run/plan.h"
 #include "plan/search/candidates.h"
 #include "plan/search/comparison.h"
-#include "plan_settings.h"
 #include "test_files.h"
 #include "train/store_data.h"
 
@@ -18,14 +18,10 @@ namespace {
 
 constexpr int64_t kImageNet = 1'281'167;
 
-PlanOptions pixart(const nlohmann::json& more = {}) {
-  nlohmann::json settings = {{"model", "PixArt-Sigma-XL/2-512"},
-                             {"image-size", 512},
-                             {"depth", 1},
-                             {"compute-dtype", "bf16"},
-                             {"micro-batch", 16}};
-  if (!more.is_null()) settings.update(more);
-  return test::plan_options("A100-80G", 1, settings);
+PlanOptions pixart() {
+  return test::plan_options("A100-80G", 1,
+                            settings("model=PixArt-Sigma-XL/2-512 image-size=512 depth=1 compute-dtype=bf16 "
+                                     "micro-batch=16"));
 }
 
 TEST(DataOutlook, TextFeaturesAreMostOfAStoreOfT5) {
@@ -48,12 +44,9 @@ TEST(DataOutlook, TextFeaturesAreMostOfAStoreOfT5) {
 }
 
 TEST(DataOutlook, PaddedCaptionsAreNoAssumption) {
-  const Plan plan = make_plan(test::plan_options("A100-80G", 1,
-                                                 {{"model", "sd15"},
-                                                  {"image-size", 512},
-                                                  {"objective", "epsilon"},
-                                                  {"compute-dtype", "bf16"},
-                                                  {"global-batch", 4}}));
+  const Plan plan = make_plan(test::plan_options(
+      "A100-80G", 1,
+      settings("model=sd15 image-size=512 objective=epsilon compute-dtype=bf16 global-batch=4")));
   EXPECT_DOUBLE_EQ(plan.samples.caption_bytes, 77 * 768 * 2);
   EXPECT_EQ(plan.samples.assumed, "");
 }
@@ -63,8 +56,7 @@ TEST(DataOutlook, SearchAndStagesSayIt) {
       .search = {.plan = pixart()}, .models = {"PixArt-Sigma-XL/2-512"}, .gpus = {"A100-80G"}};
   options.search.fixed = {"micro-batch", "compute-dtype", "recompute", "zero-stage", "offload-optimizer"};
   const Comparison comparison = compare_runs(options);
-  EXPECT_THAT(to_text(comparison), HasSubstr("data GiB"));
-  EXPECT_THAT(to_text(comparison), HasSubstr("6.34 MJHQ"));
+  EXPECT_THAT(to_text(comparison), has_all("data GiB", "6.34 MJHQ"));
   const nlohmann::json row = to_json(comparison).at("ranked").front();
   EXPECT_GT(row.at("data_bytes").get<double>(), 1.2e12);
   EXPECT_EQ(row.at("published_fid"), "6.34 MJHQ");
@@ -72,18 +64,20 @@ TEST(DataOutlook, SearchAndStagesSayIt) {
 
 PlanOptions on_pictures(const std::string& gpu, const std::string& folder, int64_t threads,
                         int64_t ranks = 1) {
-  return test::plan_options(gpu, ranks,
-                            {{"model", "DiT-S/8"},
-                             {"depth", 1},
-                             {"data", folder},
-                             {"autoencoder", "pixels"},
-                             {"image-size", 32},
-                             {"global-batch", 8},
-                             {"loader-threads", threads}});
+  PlanOptions options = test::plan_options(
+      gpu, ranks, settings("model=DiT-S/8 depth=1 autoencoder=pixels image-size=32 global-batch=8"));
+  options.train.data.path = folder;
+  options.train.data.loader_threads = threads;
+  return options;
 }
 
 void write(const std::string& path, const std::vector<std::byte>& bytes) {
   test::write_bytes(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+void write_small_jpeg(const std::string& path) {
+  const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
+  write(path, codecs::encode_jpeg(picture, 90));
 }
 
 TEST(DataOutlook, PicturesAreDecodedAtTheProfilesRate) {
@@ -110,9 +104,8 @@ TEST(DataOutlook, PicturesAreDecodedAtTheProfilesRate) {
   EXPECT_NEAR(plan.data_rate.loader_images_per_s, 1 / decode_s, 0.05 / decode_s) << "draws take little";
   // One block on an H100 takes more pictures than a thread decodes.
   EXPECT_GT(plan.data_rate.slowdown(), 2);
-  EXPECT_THAT(to_text(plan), HasSubstr("its 1 loader thread delivers"));
-  EXPECT_THAT(to_text(plan), HasSubstr("TOO SLOW for the steps"));
-  EXPECT_THAT(to_text(plan), HasSubstr("JPEG 75 %, WebP 25 %, 400 x 300 px"));
+  EXPECT_THAT(to_text(plan), has_all("its 1 loader thread delivers", "TOO SLOW for the steps",
+                                     "JPEG 75 %, WebP 25 %, 400 x 300 px"));
   EXPECT_THAT(plan.advice, testing::Contains(HasSubstr("the loader decodes")));
   EXPECT_GT(to_json(plan).at("predicted").at("phase_s").at("data"), plan.step_s);
 
@@ -133,9 +126,7 @@ TEST(DataOutlook, LargerPicturesAndBucketsTakeLonger) {
 
 TEST(DataOutlook, AllRanksOfACpuAreOnOneNode) {
   const test::TempFolder folder;
-  const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
-  for (const char* name : {"/a.jpg", "/b.jpg"})
-    write(folder.path().string() + name, codecs::encode_jpeg(picture, 90));
+  for (const char* name : {"a.jpg", "b.jpg"}) write_small_jpeg(folder / name);
   const Plan alone = make_plan(on_pictures("cpu", folder.path().string(), 2)),
              four = make_plan(on_pictures("cpu", folder.path().string(), 2, 4));
   EXPECT_DOUBLE_EQ(four.data_rate.images_per_s, four.images_per_s);
@@ -150,8 +141,7 @@ TEST(DataOutlook, ASearchReadsTheDataOnce) {
   std::optional<DataOutlook> outlook;
   {
     const test::TempFolder folder;
-    const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
-    write(folder / "a.jpg", codecs::encode_jpeg(picture, 90));
+    write_small_jpeg(folder / "a.jpg");
     search.plan = on_pictures("A100-80G", folder.path().string(), 1);
     outlook = read_data_outlook(search.plan);
   }
@@ -167,12 +157,8 @@ TEST(DataOutlook, ASearchReadsTheDataOnce) {
 
 TEST(DataOutlook, AValidationIsOfNoMoreThanItsImages) {
   const test::TempFolder data, held_out;
-  const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
-  for (int i = 0; i < 12; ++i) {
-    const std::string name = std::to_string(i) + ".jpg";
-    write(data / name, codecs::encode_jpeg(picture, 90));
-    if (i < 3) write(held_out / name, codecs::encode_jpeg(picture, 90));
-  }
+  for (int i = 0; i < 12; ++i) write_small_jpeg(data / (std::to_string(i) + ".jpg"));
+  for (int i = 0; i < 3; ++i) write_small_jpeg(held_out / (std::to_string(i) + ".jpg"));
   PlanOptions options = on_pictures("A100-80G", data.path().string(), 1);
   TrainOptions& train = options.train;
   train.global_batch = 512;
@@ -200,15 +186,11 @@ TEST(DataOutlook, AValidationIsOfNoMoreThanItsImages) {
 }
 
 TEST(DataOutlook, WithoutPicturesTheirSizeIsAssumedAndSaid) {
-  const Plan plan = make_plan(test::plan_options("A100-80G", 8,
-                                                 {{"model", "DiT-B/4"},
-                                                  {"depth", 1},
-                                                  {"compute-dtype", "bf16"},
-                                                  {"autoencoder", "sd-vae-ft-mse"},
-                                                  {"micro-batch", 32}}));
+  const Plan plan = make_plan(test::plan_options(
+      "A100-80G", 8,
+      settings("model=DiT-B/4 depth=1 compute-dtype=bf16 autoencoder=sd-vae-ft-mse micro-batch=32")));
   EXPECT_TRUE(plan.samples.reads_pictures);
-  EXPECT_THAT(samples_text(plan.samples), HasSubstr("1281167 pictures"));
-  EXPECT_THAT(samples_text(plan.samples), HasSubstr("JPEG, 500 x 400 px; assumed"));
+  EXPECT_THAT(samples_text(plan.samples), has_all("1281167 pictures", "JPEG, 500 x 400 px; assumed"));
   EXPECT_THAT(rate_text(plan), HasSubstr("its 8 loader threads deliver"));
   // Once through the encoder or through the decoding threads, whichever is slower.
   const double encoding = kImageNet * plan.encoding_s / 256, decoding = kImageNet * plan.samples.decode_s / 8;
@@ -219,11 +201,10 @@ TEST(DataOutlook, WithoutPicturesTheirSizeIsAssumedAndSaid) {
 TEST(DataOutlook, TheDiskIsTheOneThatWasMeasuredThere) {
   MachineProfile machine = find_profile("A100-80G");
   const test::TempFolder folder;
-  machine.disks = {{.folder = "/proc", .file_system = "", .read_bytes_per_s = 1, .write_bytes_per_s = 1},
-                   {.folder = folder.path().string(),
-                    .file_system = "ext4",
-                    .read_bytes_per_s = 3e8,
-                    .write_bytes_per_s = 1e8}};
+  const std::string path = folder.path().string();
+  machine.disks = {
+      {.folder = "/proc", .file_system = "", .read_bytes_per_s = 1, .write_bytes_per_s = 1},
+      {.folder = path, .file_system = "ext4", .read_bytes_per_s = 3e8, .write_bytes_per_s = 1e8}};
   const double assumed = machine.disk_bytes_per_s;
   const MachineProfile here = with_disks_of(machine, folder / "store", folder / "nvme");
   EXPECT_EQ(here.disk_bytes_per_s, 3e8);
@@ -247,8 +228,7 @@ Plan on_network(const std::string& data, const std::vector<DiskSpeed>& disks) {
 
 TEST(DataOutlook, ANetworkIsWarnedOfUntilItIsMeasured) {
   const test::TempFolder folder;
-  const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
-  write(folder / "a.jpg", codecs::encode_jpeg(picture, 90));
+  write_small_jpeg(folder / "a.jpg");
   const std::string data = folder.path().string();
   const auto warning = testing::Contains(HasSubstr("a network file system"));
   EXPECT_THAT(on_network(data, {}).advice, warning);

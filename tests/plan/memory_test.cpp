@@ -13,22 +13,16 @@
 #include "data/loader/batch.h"
 #include "parallel/machine.h"
 #include "plan/trace/trace.h"
-#include "run/option_values.h"
 #include "step/span_recorder.h"
+#include "train/settings.h"
 
 namespace kiln {
 namespace {
 
 TrainOptions options_of(const std::string& model, const nlohmann::json& changes) {
-  TrainOptions options;
-  options.data.path = "synthetic";
-  options.out = "unused";
+  TrainOptions options = changed({}, "data=synthetic out=unused device=cpu image-size=128 global-batch=4");
   options.model.name = model;
-  options.compute.device = DeviceChoice::kCpu;
-  options.data.image_size = 128;
-  options.global_batch = 4;
-  for (const auto& [name, value] : changes.items()) set_option(options, name, value);
-  return options;
+  return changed(options, changes);
 }
 
 // One step like that of a run, after another one has warmed up what lives on.

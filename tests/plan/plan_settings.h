@@ -1,9 +1,7 @@
 // Options of plans, for tests.
 #pragma once
-#include <nlohmann/json.hpp>
-
 #include "plan/run/make_plan.h"
-#include "run/option_values.h"
+#include "train/settings.h"
 
 namespace kiln::test {
 
@@ -12,7 +10,7 @@ inline PlanOptions plan_options(const std::string& gpu, int64_t gpus, const nloh
   PlanOptions options;
   options.gpu = gpu;
   options.gpus = gpus;
-  for (const auto& [name, value] : settings.items()) set_option(options.train, name, value);
+  options.train = changed(options.train, settings);
   return options;
 }
 

@@ -82,12 +82,8 @@ TEST(Plan, PeakGrowsWithTheBatchAndFallsWithRecomputation) {
 }
 
 TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
-  PlanOptions options = small_plan();
-  options.train.model.name = "DiT-XL/2";
-  options.train.global_batch = 16;
-  options.gpu = "T4";
-  options.train.compute.dtype = at::kHalf;
-  options.train.memory.recompute = SegmentSet::all();
+  PlanOptions options = test::plan_options(
+      "T4", 1, settings("model=DiT-XL/2 global-batch=16 compute-dtype=fp16 recompute=all"));
   Plan plan = make_plan(options);
   EXPECT_TRUE(plan.fits) << plan.needed_bytes << " of " << plan.machine.memory_bytes;
   options.train.memory.recompute = SegmentSet();
@@ -99,9 +95,8 @@ TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
               Contains(HasSubstr("--micro-batch -1 --memory-budget auto chooses smaller passes")));
 
   options.gpu = "RTX-4090";
-  options.train.memory.recompute = SegmentSet::all();
-  options.train.ema.decays = {0.9, 0.99, 0.995, 0.999, 0.9999};
   options.gpus = 4;
+  options.train = changed(options.train, "recompute=all ema-decay=[0.9,0.99,0.995,0.999,0.9999]");
   plan = make_plan(options);
   EXPECT_FALSE(plan.fits);
   EXPECT_THAT(plan.advice, Contains(HasSubstr("--zero-stage 1")));
@@ -262,14 +257,11 @@ TEST(Plan, AShortRunIsToldWhatItTakes) {
 // Composed from the trace of one number of GPUs, the others are what planning each says.
 TEST(Plan, OtherNumbersOfGpusAreWhatTheirOwnPlansSay) {
   for (const char* params : {"none", "cpu"}) {
-    PlanOptions options = test::plan_options("RTX-4090", 4,
-                                             {{"model", "DiT-S/4"},
-                                              {"depth", 2},
-                                              {"global-batch", 128},
-                                              {"micro-batch", 8},
-                                              {"compute-dtype", "bf16"},
-                                              {"zero-stage", 3},
-                                              {"offload-params", params}});
+    PlanOptions options = test::plan_options(
+        "RTX-4090", 4,
+        settings("model=DiT-S/4 depth=2 global-batch=128 micro-batch=8 compute-dtype=bf16 zero-stage=3 "
+                 "offload-params=" +
+                 std::string(params)));
     for (const ScalingPoint& point : make_plan(options).scaling) {
       if (point.gpus > 16) break;
       PlanOptions other = options;
@@ -284,9 +276,7 @@ TEST(Plan, OtherNumbersOfGpusAreWhatTheirOwnPlansSay) {
 // Sixteen GPUs on two machines: with copies on each, only reduced shards cross the slow link.
 TEST(Plan, KnowsMachinesThatHoldCopies) {
   PlanOptions options = small_plan();
-  options.gpu = "A100-80G";
   options.gpus = 16;
-  options.train.global_batch = 256;
   options.train.zero.stage = 3;
   const Plan divided = make_plan(options);
   options.train.zero.shard_within_node = true;
@@ -380,42 +370,27 @@ TEST(Plan, AdvisesWithTheOptionToChange) {
   good.train.data.loader_threads = 4;
   EXPECT_THAT(make_plan(good).advice, IsEmpty());
 
-  const auto advice = [](PlanOptions options) { return make_plan(options).advice; };
-  PlanOptions odd = good;
-  odd.train.micro_batch = 12;
-  EXPECT_THAT(advice(odd), Contains(HasSubstr("--micro-batch 8")));
-  PlanOptions single = good;
-  single.train.compute.dtype = at::kFloat;
-  EXPECT_THAT(advice(single), Contains(HasSubstr("--compute-dtype bf16")));
-  PlanOptions full = good;
-  full.gpu = "T4";
-  full.train.model.name = "DiT-XL/2";
-  full.train.model.depth = 0;
-  full.train.compute.dtype = at::kHalf;
-  EXPECT_THAT(advice(full), Contains(HasSubstr("kiln plan --search --gpu T4 --gpus 1 --model DiT-XL/2")));
-  PlanOptions large = good;
-  large.train.global_batch = 4096;
-  large.train.micro_batch = 256;
-  EXPECT_THAT(advice(large), Contains(HasSubstr("--global-batch 256")));
-  PlanOptions hot = good;
-  hot.train.lr.peak = 1e-2;
-  EXPECT_THAT(advice(hot), Contains(HasSubstr("--lr 0.0001")));
-  PlanOptions starved = good;
-  starved.train.data.loader_threads = 1;
-  starved.gpu = "B200";
-  starved.train.model.name = "DiT-S/8";
-  starved.train.model.depth = 2;
-  EXPECT_THAT(advice(starved), Contains(HasSubstr("the disk (")));
-  EXPECT_THAT(advice(starved), Contains(HasSubstr("--loader-threads 3")));
-  PlanOptions offloaded = good;
-  offloaded.train.offload.optimizer = Placement::kNvme;
-  EXPECT_THAT(advice(offloaded), Contains(HasSubstr("--offload-optimizer none")));
-  PlanOptions divided = good;  // few images a step over Ethernet: weights and gradients travel all the same
-  divided.gpu = "L40S";
-  divided.gpus = 8;
-  divided.train.global_batch = 64;
-  divided.train.zero.stage = 3;
-  EXPECT_THAT(advice(divided), Contains(HasSubstr("of the step waits for the link between GPUs")));
+  const struct {
+    const char *gpu, *changes, *advice;
+    int64_t gpus = 1;
+  } rows[] = {
+      {"A100-80G", "micro-batch=12", "--micro-batch 8"},
+      {"A100-80G", "compute-dtype=f32", "--compute-dtype bf16"},
+      {"T4", "model=DiT-XL/2 compute-dtype=fp16", "kiln plan --search --gpu T4 --gpus 1 --model DiT-XL/2"},
+      {"A100-80G", "global-batch=4096 micro-batch=256", "--global-batch 256"},
+      {"A100-80G", "lr=0.01", "--lr 0.0001"},
+      {"B200", "model=DiT-S/8 depth=2 loader-threads=1", "the disk ("},
+      {"B200", "model=DiT-S/8 depth=2 loader-threads=1", "--loader-threads 3"},
+      {"A100-80G", "offload-optimizer=nvme", "--offload-optimizer none"},
+      // Few images a step over Ethernet: weights and gradients travel all the same.
+      {"L40S", "global-batch=64 zero-stage=3", "of the step waits for the link between GPUs", 8}};
+  for (const auto& row : rows) {
+    PlanOptions options = good;
+    options.gpu = row.gpu;
+    options.gpus = row.gpus;
+    options.train = changed(options.train, row.changes);
+    EXPECT_THAT(make_plan(options).advice, Contains(HasSubstr(row.advice))) << row.gpu << " " << row.changes;
+  }
   const StepTrace trace = trace_of(good);
   MachineProfile machine = find_profile(good.gpu);
   const auto with_used_share = [&](double share) {
@@ -464,8 +439,7 @@ TEST(Plan, RefusesNonsenseInOneLine) {
   const auto refuses = [](auto change, const std::string& message) {
     PlanOptions options = small_plan();
     change(options);
-    EXPECT_THAT([&] { make_plan(options); },
-                ThrowsMessage<Error>(AllOf(HasSubstr(message), Not(HasSubstr("\n")))));
+    EXPECT_ERROR(make_plan(options), message);
   };
   refuses([](PlanOptions& o) { o.gpu = "A100-80H"; }, "A100-80G");
   refuses([](PlanOptions& o) { o.gpus = 7; }, "give --global-batch 252, or --global-batch 259");

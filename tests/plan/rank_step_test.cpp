@@ -17,13 +17,12 @@ struct RankSetting {
 class ComposedRank : public ::testing::TestWithParam<RankSetting> {
  protected:
   static PlanOptions options() {
-    return test::plan_options("A100-80G", 8,
-                              {{"model", "DiT-S/4"},
-                               {"depth", 3},
-                               {"global-batch", 256},
-                               {"compute-dtype", GetParam().dtype},
-                               {"micro-batch", GetParam().micro_batch},
-                               {"zero-stage", GetParam().zero_stage}});
+    const auto& [dtype, micro_batch, zero_stage] = GetParam();
+    return test::plan_options(
+        "A100-80G", 8,
+        settings(fmt::format("model=DiT-S/4 depth=3 global-batch=256 compute-dtype={} micro-batch={} "
+                             "zero-stage={}",
+                             dtype, micro_batch, zero_stage)));
   }
   static StepTrace of_rank(const PlanOptions& options) {
     return trace_step(options.train, describe(options.train).shape, DryRunDevice::kCuda, options.gpus);
@@ -105,9 +104,8 @@ TEST_P(ComposedRank, MakesOneStepAfterAnother) {
 }
 
 TEST(RankStep, TracesAnewWhereATraceDoesNotTell) {
-  const nlohmann::json settings = {
-      {"model", "DiT-S/8"}, {"depth", 2}, {"global-batch", 32}, {"micro-batch", 4}, {"zero-stage", 2}};
-  PlanOptions options = test::plan_options("A100-80G", 2, settings);
+  PlanOptions options = test::plan_options(
+      "A100-80G", 2, settings("model=DiT-S/8 depth=2 global-batch=32 micro-batch=4 zero-stage=2"));
   const DataShape data = describe(options.train).shape;
   const StepTrace divided = trace_step(options.train, data, DryRunDevice::kCuda, 2);
   const StepTrace alone = trace_of_rank(divided, {.gpus = 1});

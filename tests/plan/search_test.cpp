@@ -33,25 +33,17 @@ SearchOptions search_alone() {
 
 // Batches of which the last pass is a rest, over slow links between machines.
 SearchOptions search_with_rests() {
-  return search_of("RTX-4090", 8,
-                   {{"model", "DiT-B/4"},
-                    {"depth", 3},
-                    {"global-batch", 8 * 27},
-                    {"compute-dtype", "bf16"},
-                    {"ema-decay", {0.999, 0.9999}}},
-                   {"compute-dtype"});
+  return search_of(
+      "RTX-4090", 8,
+      settings("model=DiT-B/4 depth=3 global-batch=216 compute-dtype=bf16 ema-decay=[0.999,0.9999]"),
+      {"compute-dtype"});
 }
 
 // Weights that fit nowhere but on the host.
 SearchOptions search_with_large_weights() {
   return search_of("T4", 1,
-                   {{"model", "dit"},
-                    {"hidden-size", 4096},
-                    {"num-heads", 32},
-                    {"patch-size", 2},
-                    {"depth", 11},
-                    {"global-batch", 64},
-                    {"compute-dtype", "fp16"}},
+                   settings("model=dit hidden-size=4096 num-heads=32 patch-size=2 depth=11 global-batch=64 "
+                            "compute-dtype=fp16"),
                    {"compute-dtype", "micro-batch"});
 }
 
@@ -236,15 +228,10 @@ TEST(Search, OffloadsWeightsAndActivationsWhereNothingElseFits) {
 }
 
 TEST(Search, KeepsWhatIsGiven) {
-  SearchOptions options = search_of("T4", 2,
-                                    {{"model", "DiT-B/2"},
-                                     {"depth", 4},
-                                     {"image-size", 512},
-                                     {"compute-dtype", "fp16"},
-                                     {"micro-batch", 16},
-                                     {"recompute", "all"},
-                                     {"zero-stage", 2},
-                                     {"offload-optimizer", "cpu"}});
+  SearchOptions options =
+      search_of("T4", 2,
+                settings("model=DiT-B/2 depth=4 image-size=512 compute-dtype=fp16 micro-batch=16 "
+                         "recompute=all zero-stage=2 offload-optimizer=cpu"));
   for (const char* name : kSearchedOptions) options.fixed.insert(name);
   const SearchResult result = search(options);
   EXPECT_EQ(result.num_configurations, 1);
@@ -257,8 +244,7 @@ TEST(Search, KeepsWhatIsGiven) {
 
 TEST(Search, MeetsItsLimitsOrSaysWhatIsNearest) {
   SearchOptions options = small_search();
-  options.plan.train.global_batch = 32;
-  options.plan.train.compute.dtype = at::kHalf;
+  options.plan.train = changed(options.plan.train, "global-batch=32 compute-dtype=fp16");
   options.fixed.insert("compute-dtype");
   options.any_gpus = true;
   options.plan.price_per_gpu_hour = 1;
@@ -302,13 +288,11 @@ TEST(Search, PassesAreNoLargerThanWhatAGpuHas) {
 }
 
 TEST(Search, SaysOnWhatItWouldFit) {
-  const SearchOptions options = search_of("T4", 1,
-                                          {{"model", "DiT-XL/2"},
-                                           {"image-size", 512},
-                                           {"global-batch", 4},
-                                           {"compute-dtype", "fp16"},
-                                           {"ema-decay", {0.99, 0.999, 0.9999}}},
-                                          {"compute-dtype", "offload-optimizer"});
+  const SearchOptions options =
+      search_of("T4", 1,
+                settings("model=DiT-XL/2 image-size=512 global-batch=4 compute-dtype=fp16 "
+                         "ema-decay=[0.99,0.999,0.9999]"),
+                {"compute-dtype", "offload-optimizer"});
   const SearchResult result = search(options);
   EXPECT_TRUE(result.best.empty());
   EXPECT_THAT(result.problem, AllOf(StartsWith("nothing fits"), HasSubstr("on 1 x L4 it fits"),

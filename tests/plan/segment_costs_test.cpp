@@ -8,8 +8,8 @@
 #include <ranges>
 
 #include "models/registry.h"
-#include "run/option_values.h"
 #include "train/memory_choices.h"
+#include "train/settings.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -64,8 +64,7 @@ class Mixtures : public ::testing::TestWithParam<CostSetting> {};
 
 TEST_P(Mixtures, PeakIsThatOfTheirOwnTrace) {
   const CostSetting& setting = GetParam();
-  TrainOptions options = test::tiny_dit_options();
-  set_option(options, "compute-dtype", setting.dtype);
+  TrainOptions options = changed(test::tiny_dit_options(), {{"compute-dtype", setting.dtype}});
   options.global_batch = setting.global_batch;
   options.micro_batch = setting.micro_batch;
   const DataShape data = synthetic_shape(options);

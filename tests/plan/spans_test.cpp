@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "plan/trace/passes.h"
 #include "plan/trace/trace.h"
-#include "run/option_values.h"
+#include "train/settings.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -18,8 +18,7 @@ namespace {
 using Kind = RankCall::Kind;
 
 StepTrace traced(const nlohmann::json& settings, int64_t world_size = 1) {
-  TrainOptions options = test::tiny_dit_options();
-  for (const auto& [name, value] : settings.items()) set_option(options, name, value);
+  const TrainOptions options = changed(test::tiny_dit_options(), settings);
   return trace_every_micro_step(options, synthetic_shape(options), DryRunDevice::kCuda, world_size);
 }
 

@@ -4,6 +4,7 @@
 #include "data/store/feature_store.h"
 #include "data/text_store/text_store_writer.h"
 #include "plan/toy_trial.h"
+#include "train/settings.h"
 
 namespace kiln {
 namespace {
@@ -139,15 +140,10 @@ TEST(ToyText, IsAFileAndARow) {
   add_denoiser_family(test::toy_family<ToyText>("toy-text", presets));
   const test::TempFolder folder;
   write_data(folder / "store");
-  TrainOptions options;
-  options.model.name = "toy-text";
+  TrainOptions options = changed({},
+                                 "model=toy-text image-size=4 text-dropout-prob=0.3 objective=flow "
+                                 "sample-every=6 num-samples=3 num-sampling-steps=2");
   options.data.path = folder / "store";
-  options.data.image_size = 4;
-  options.data.text_dropout_prob = 0.3;
-  options.objective.name = "flow";
-  options.samples.every = 6;
-  options.samples.num_samples = 3;
-  options.samples.num_sampling_steps = 2;
   options.out = folder / "runs";
   test::try_family(options);
   EXPECT_FALSE(test::file_bytes(folder / "runs/whole/samples/step-00000006.png").empty());
