@@ -43,6 +43,20 @@ inline std::string read_bytes(const std::string& path) {
   return text.str();
 }
 
+// What an action prints.
+template <class Action>
+std::string stdout_of(Action&& action) {
+  ::testing::internal::CaptureStdout();
+  action();
+  return ::testing::internal::GetCapturedStdout();
+}
+template <class Action>
+std::string stderr_of(Action&& action) {
+  ::testing::internal::CaptureStderr();
+  action();
+  return ::testing::internal::GetCapturedStderr();
+}
+
 // The descriptor of the only BlockStore there is, whose file has no name to be opened by; -1: there is none.
 inline int descriptor_of_store() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -92,7 +106,8 @@ auto has_all(const Texts&... texts) {
 
 // What most tests name.
 namespace kiln {
-using test::TempFolder, test::has_all, test::message_of, test::read_bytes, test::write_bytes;
+using test::TempFolder, test::has_all, test::message_of, test::read_bytes, test::stderr_of, test::stdout_of,
+    test::write_bytes;
 using ::testing::AllOf, ::testing::ElementsAre, ::testing::EndsWith, ::testing::HasSubstr, ::testing::IsEmpty,
     ::testing::Not, ::testing::StartsWith, ::testing::ThrowsMessage;
 }  // namespace kiln

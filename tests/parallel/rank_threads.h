@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "parallel/ranks/process_group.h"
 #include "parallel/ranks/rendezvous.h"
 
@@ -71,6 +72,24 @@ inline void on_nodes(const std::vector<int64_t>& ranks_of_nodes, const RankBody&
   for (std::thread& thread : threads) thread.join();
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
+}
+
+// What each rank throws, "" where it does not.
+inline std::vector<std::string> errors_of_nodes(const std::vector<int64_t>& ranks_of_nodes,
+                                                const RankBody& body) {
+  std::vector<std::string> errors;
+  for (const int64_t on_node : ranks_of_nodes) errors.resize(errors.size() + static_cast<size_t>(on_node));
+  on_nodes(ranks_of_nodes, [&](const std::shared_ptr<ProcessGroup>& group) {
+    try {
+      body(group);
+    } catch (const Error& error) {
+      errors[static_cast<size_t>(group->rank())] = error.what();
+    }
+  });
+  return errors;
+}
+inline std::vector<std::string> errors_of_ranks(int64_t world_size, const RankBody& body) {
+  return errors_of_nodes({world_size}, body);
 }
 
 // Calls body(group) with a rank that is alone and yet connected, its tensors on `device`.

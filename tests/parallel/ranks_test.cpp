@@ -17,7 +17,12 @@
 namespace kiln {
 namespace {
 
-Ranks read(const std::map<std::string, std::string>& variables) {
+// With these variables: "RANK=0 WORLD_SIZE=2".
+Ranks read(const std::string& line) {
+  std::map<std::string, std::string> variables;
+  std::istringstream words(line);
+  for (std::string word; words >> word;)
+    variables[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
   return ranks_from_environment([&](const char* name) -> const char* {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
@@ -25,20 +30,15 @@ Ranks read(const std::map<std::string, std::string>& variables) {
 }
 
 TEST(Ranks, NoLauncherIsOneRank) {
-  EXPECT_EQ(read({}).world_size, 1);
+  EXPECT_EQ(read("").world_size, 1);
   // A batch script under Slurm that starts the program itself, without srun.
-  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).world_size, 1);
+  EXPECT_EQ(read("SLURM_PROCID=0 SLURM_NTASKS=8").world_size, 1);
 }
 
 TEST(Ranks, Torchrun) {
-  const Ranks ranks = read({{"RANK", "5"},
-                            {"WORLD_SIZE", "8"},
-                            {"LOCAL_RANK", "1"},
-                            {"LOCAL_WORLD_SIZE", "4"},
-                            {"MASTER_ADDR", "node0"},
-                            {"MASTER_PORT", "1234"},
-                            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                            {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  const Ranks ranks = read(
+      "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node0 MASTER_PORT=1234 "
+      "TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2");
   EXPECT_EQ(ranks.rank, 5);
   EXPECT_EQ(ranks.world_size, 8);
   EXPECT_EQ(ranks.local_rank, 1);
@@ -50,21 +50,17 @@ TEST(Ranks, Torchrun) {
 }
 
 TEST(Ranks, SlurmAndOpenMpi) {
-  const Ranks slurm = read({{"SLURM_PROCID", "9"},
-                            {"SLURM_STEP_NUM_TASKS", "16"},
-                            {"SLURM_LOCALID", "1"},
-                            {"SLURM_STEP_TASKS_PER_NODE", "8(x2)"},
-                            {"SLURM_STEP_NODELIST", "gpu[03-04]"},
-                            {"SLURM_JOB_ID", "4100123"}});
+  const Ranks slurm = read(
+      "SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=8(x2) "
+      "SLURM_STEP_NODELIST=gpu[03-04] SLURM_JOB_ID=4100123");
   EXPECT_EQ(slurm.rank, 9);
   EXPECT_EQ(slurm.local_world_size, 8);
   EXPECT_EQ(slurm.master_addr, "gpu03");
   EXPECT_EQ(slurm.master_port, 29500 + 4100123 % 20000);
   EXPECT_FALSE(slurm.launcher_hosts);
-  const Ranks mpi = read({{"OMPI_COMM_WORLD_RANK", "1"},
-                          {"OMPI_COMM_WORLD_SIZE", "2"},
-                          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  const Ranks mpi = read(
+      "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+      "OMPI_COMM_WORLD_LOCAL_SIZE=2");
   EXPECT_EQ(mpi.rank, 1);
   EXPECT_EQ(mpi.master_addr, "127.0.0.1");
   EXPECT_EQ(first_slurm_host("a"), "a");
@@ -80,12 +76,10 @@ TEST(Ranks, NodesOfSlurmMayHaveDifferentNumbersOfTasks) {
   for (const char* impossible : {"", "x", "2(x", "2(3)", "2,", "2;", "0", "2(x99999999)"})
     EXPECT_ERROR(slurm_tasks_per_node(impossible), "tasks like 8(x2),4, got");
   const auto on_node = [](const char* tasks, const char* node, const char* rank, const char* local_rank) {
-    return read({{"SLURM_PROCID", rank},
-                 {"SLURM_STEP_NUM_TASKS", "12"},
-                 {"SLURM_LOCALID", local_rank},
-                 {"SLURM_STEP_TASKS_PER_NODE", tasks},
-                 {"SLURM_NODEID", node},
-                 {"SLURM_STEP_NODELIST", "gpu[03-04]"}});
+    return read(
+        fmt::format("SLURM_PROCID={} SLURM_LOCALID={} SLURM_STEP_TASKS_PER_NODE={} SLURM_NODEID={} "
+                    "SLURM_STEP_NUM_TASKS=12 SLURM_STEP_NODELIST=gpu[03-04]",
+                    rank, local_rank, tasks, node));
   };
   EXPECT_EQ(on_node("4,8", "0", "3", "3").local_world_size, 4);
   EXPECT_EQ(on_node("4,8", "1", "11", "7").local_world_size, 8);
@@ -95,33 +89,27 @@ TEST(Ranks, NodesOfSlurmMayHaveDifferentNumbersOfTasks) {
 
 // A shell, in which the user starts ranks.
 TEST(Ranks, ASlurmStepOfOneTaskIsNoLauncher) {
-  const Ranks ranks = read({{"SLURM_PROCID", "0"},
-                            {"SLURM_STEP_NUM_TASKS", "1"},
-                            {"SLURM_LOCALID", "0"},
-                            {"SLURM_STEP_TASKS_PER_NODE", "1"}});
+  const Ranks ranks =
+      read("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1");
   EXPECT_FALSE(ranks.launched);
   EXPECT_EQ(ranks.world_size, 1);
 }
 
 TEST(Ranks, WhatIsMissingOrImpossibleIsNamed) {
-  EXPECT_ERROR(read({{"WORLD_SIZE", "2"}}), "RANK is not set");
-  EXPECT_ERROR(read({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), "RANK expects 0 to");
-  EXPECT_ERROR(read({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), "RANK expects a number, got 'x'");
-  EXPECT_ERROR(read({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}),
-               "MASTER_ADDR is not set");
+  EXPECT_ERROR(read("WORLD_SIZE=2"), "RANK is not set");
+  EXPECT_ERROR(read("RANK=2 WORLD_SIZE=2"), "RANK expects 0 to");
+  EXPECT_ERROR(read("RANK=x WORLD_SIZE=2"), "RANK expects a number, got 'x'");
+  EXPECT_ERROR(read("RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1"), "MASTER_ADDR is not set");
 }
 
 // Whatever this machine is called.
 TEST(Ranks, Finding3ThoseOfOneMachineMeetOnItsOwnAddress) {
-  const auto address_of = [](const std::map<std::string, std::string>& more) {
-    std::map<std::string, std::string> variables = {
-        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node0"}};
-    variables.insert(more.begin(), more.end());
-    return read(variables).master_addr;
+  const auto address_of = [](const std::string& more) {
+    return read("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=node0 " + more).master_addr;
   };
-  EXPECT_EQ(address_of({{"LOCAL_WORLD_SIZE", "2"}}), "127.0.0.1");
-  EXPECT_EQ(address_of({{"LOCAL_WORLD_SIZE", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}), "node0");
-  EXPECT_EQ(address_of({}), "node0") << "rank 0 may be elsewhere";
+  EXPECT_EQ(address_of("LOCAL_WORLD_SIZE=2"), "127.0.0.1");
+  EXPECT_EQ(address_of("LOCAL_WORLD_SIZE=2 TORCHELASTIC_USE_AGENT_STORE=True"), "node0");
+  EXPECT_EQ(address_of(""), "node0") << "rank 0 may be elsewhere";
 }
 
 TEST(Ranks, Finding3TheSecretOfAJob) {
@@ -130,7 +118,7 @@ TEST(Ranks, Finding3TheSecretOfAJob) {
   test::write_bytes(folder / "secret", secret + "\n");
   test::write_bytes(folder / "short", "\n");
   const auto with = [](const char* name, const std::string& value) {
-    return read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {name, value}}).secret;
+    return read(fmt::format("RANK=0 WORLD_SIZE=1 {}={}", name, value)).secret;
   };
   EXPECT_EQ(with("KILN_JOB_SECRET", secret), secret);
   EXPECT_EQ(with("KILN_JOB_SECRET_FILE", folder / "secret"), secret);
@@ -179,22 +167,15 @@ std::shared_ptr<ProcessGroup> connect_alone(const Ranks& ranks) {
 TEST(Rendezvous, Finding3NorThatOfRankZeroOnOneMachine) {
   for (const char* address : {"", kElsewhere}) {
     const int64_t port = free_port();
-    const auto group = connect_alone(read({{"RANK", "0"},
-                                           {"WORLD_SIZE", "1"},
-                                           {"LOCAL_WORLD_SIZE", "1"},
-                                           {"MASTER_ADDR", address},
-                                           {"MASTER_PORT", fmt::to_string(port)}}));
+    const auto group = connect_alone(read(
+        fmt::format("RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 MASTER_ADDR={} MASTER_PORT={}", address, port)));
     EXPECT_TRUE(is_open("127.0.0.1", port)) << address;
     EXPECT_FALSE(is_open(kElsewhere, port)) << address;
   }
 }
 
 TEST(Rendezvous, Finding3WhoeverElseCanReachItIsToldWithoutASecret) {
-  const auto warning_of = [](const Ranks& ranks) {
-    ::testing::internal::CaptureStderr();
-    connect_alone(ranks);
-    return ::testing::internal::GetCapturedStderr();
-  };
+  const auto warning_of = [](const Ranks& ranks) { return stderr_of([&] { connect_alone(ranks); }); };
   const Rendezvous of_launcher;
   const char* kWarning = "these ranks have no secret, so whoever reaches 127.0.0.";
   EXPECT_THAT(warning_of({.master_addr = kElsewhere, .master_port = free_port()}), HasSubstr(kWarning));

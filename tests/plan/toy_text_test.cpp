@@ -146,7 +146,7 @@ TEST(ToyText, IsAFileAndARow) {
   options.data.path = folder / "store";
   options.out = folder / "runs";
   test::try_family(options);
-  EXPECT_FALSE(test::file_bytes(folder / "runs/whole/samples/step-00000006.png").empty());
+  EXPECT_FALSE(read_bytes(folder / "runs/whole/samples/step-00000006.png").empty());
 }
 
 }  // namespace

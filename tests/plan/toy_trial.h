@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "models/registry.h"
 #include "plan/run/make_plan.h"
@@ -20,11 +19,6 @@ inline std::shared_ptr<Parameter> toy_weight(ParameterList& list, const BuildOpt
                 .value = at::empty(sizes, options.outline ? at::Device(at::kMeta) : options.device),
                 .init = Init::normal(0.1)}));
   return list.back();
-}
-
-inline std::string file_bytes(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // The row of a family of T(config, options) without published models, whose config is the channels and the
@@ -65,7 +59,7 @@ inline void try_family(TrainOptions options) {
   options.checkpoints.every = 0;
   options.ema.decays = {0.9};
   const auto weights_of = [&](const char* run) {
-    return file_bytes(folder / run / "checkpoints/step-00000006/model.safetensors");
+    return read_bytes(folder / run / "checkpoints/step-00000006/model.safetensors");
   };
   const Plan plan = make_plan({.train = options});
   EXPECT_GT(plan.num_weights, 0);

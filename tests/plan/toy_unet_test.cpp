@@ -112,7 +112,7 @@ TEST(ToyUnet, IsAFileAndARow) {
   sample.cfg_scale = 1;
   ProcessGroup alone;
   run_sample_command(sample, alone);
-  EXPECT_FALSE(test::file_bytes(folder / "samples/000001.png").empty());
+  EXPECT_FALSE(read_bytes(folder / "samples/000001.png").empty());
 }
 
 }  // namespace

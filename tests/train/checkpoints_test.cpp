@@ -46,16 +46,11 @@ StepResult step(const TinyTraining& tiny, int64_t number) {
       rows_of(tiny.batch(kSavedBatch, static_cast<uint64_t>(number)), tiny.state->zero->group()), 1e-3);
 }
 
-std::string content(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // Every file but train_state.json, which says how many ranks there were.
 std::map<std::string, std::string> tensors_of(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::directory_iterator(folder))
-    if (entry.path().extension() == ".safetensors") files[entry.path().filename()] = content(entry.path());
+    if (entry.path().extension() == ".safetensors") files[entry.path().filename()] = read_bytes(entry.path());
   return files;
 }
 
@@ -67,20 +62,6 @@ std::map<std::string, std::string> checksums_of(const fs::path& folder) {
 
 size_t num_entries(const fs::path& folder) {
   return static_cast<size_t>(std::distance(fs::directory_iterator(folder), {}));
-}
-
-// What each rank throws.
-std::vector<std::string> errors_of_ranks(
-    int64_t world_size, const std::function<void(const std::shared_ptr<ProcessGroup>&)>& body) {
-  std::vector<std::string> errors(static_cast<size_t>(world_size));
-  test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
-    try {
-      body(group);
-    } catch (const Error& error) {
-      errors[static_cast<size_t>(group->rank())] = error.what();
-    }
-  });
-  return errors;
 }
 
 // One checkpoint of trained state; every division loads it and saves it again: the same bytes. Each pair of
@@ -248,15 +229,13 @@ TEST_F(Checkpoints, AnUnfinishedSaveIsNoCheckpointAndLeavesNothing) {
 
 // Ranks of another machine, whose run folder is not the same one.
 TEST_F(Checkpoints, AFolderThatRanksDoNotShareIsAnErrorOfAll) {
-  const auto errors = errors_of_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+  const auto errors = test::errors_of_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
     TinyTraining tiny(options_of({3, 2}, group, run_));
     const fs::path run = group->rank() == 2 ? run_ / "elsewhere" : run_;
     save_checkpoint(run, *tiny.state, {.step = 1});
   });
-  for (const std::string& error : errors) {
-    EXPECT_THAT(error, has_all("rank 2 of 3: cannot write", "No such file or directory"));
-    EXPECT_THAT(error, Not(HasSubstr("\n")));
-  }
+  EXPECT_THAT(errors, ::testing::Each(AllOf(has_all("rank 2 of 3: cannot write", "No such file or directory"),
+                                            Not(HasSubstr("\n")))));
   EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
 }
 
@@ -269,7 +248,7 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
     for (const char* name : {kModelFile, "ema.safetensors", "ema-0.5.safetensors"})
       fs::create_symlink(fs::path(partial_checkpoint_folder(run_, 1)) / name, links / name);
     fs::create_symlink("/dev/full", links / kOptimizerFile);
-    const auto errors = errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const auto errors = test::errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyTraining tiny(options_of({2, 3}, group, run_));
       CheckpointSaver saver(group->rank() == 1 ? other : run_, *tiny.state, copy);
       saver.begin({.step = 1});
@@ -279,9 +258,8 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
         EXPECT_FALSE(saver.poll());
       }
     });
-    for (const std::string& error : errors) {
-      EXPECT_THAT(error, has_all("rank 1 of 2: cannot write", "No space left on device: free some space"));
-    }
+    EXPECT_THAT(errors, ::testing::Each(has_all("rank 1 of 2: cannot write",
+                                                "No space left on device: free some space")));
     EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
   }
 }
@@ -293,7 +271,7 @@ TEST_F(Checkpoints, OnlyDamagedOnesAreAnErrorOfEveryRank) {
     for (const int64_t number : {1, 2}) save_checkpoint(run_, *tiny.state, {.step = number});
   }
   const auto look = [&] {
-    return errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    return test::errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       EXPECT_EQ(newest_checkpoint(run_, *group).checkpoint->step, 1);
     });
   };
@@ -301,17 +279,16 @@ TEST_F(Checkpoints, OnlyDamagedOnesAreAnErrorOfEveryRank) {
   fs::resize_file(second / kModelFile, 12);
   EXPECT_THAT(look(), ::testing::Each(""));
   fs::remove(first / kModelFile);
-  for (const std::string& error : look()) {
-    EXPECT_THAT(error, has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
-                               first.string() + " lacks model.safetensors",
-                               "model.safetensors of " + second.string() + " has 12 bytes, expected",
-                               "restore one, or remove"));
-    EXPECT_THAT(error, Not(HasSubstr("\n")));
-  }
+  EXPECT_THAT(look(), ::testing::Each(
+                          AllOf(has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
+                                        first.string() + " lacks model.safetensors",
+                                        "model.safetensors of " + second.string() + " has 12 bytes, expected",
+                                        "restore one, or remove"),
+                                Not(HasSubstr("\n")))));
 }
 
 void change_bytes(const fs::path& path, const std::function<void(std::string&)>& change) {
-  std::string bytes = content(path);
+  std::string bytes = read_bytes(path);
   change(bytes);
   std::ofstream(path, std::ios::binary) << bytes;
 }
@@ -357,12 +334,10 @@ TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
     }
   EXPECT_EQ(newest_checkpoint(run_, *std::make_shared<ProcessGroup>()).checkpoint->step, 2);
   for (const fs::path& folder : {whole, newest}) change_bytes(folder / kModelFile, flip);
-  for (const std::string& error : errors_of_ranks(
-           2, [&](const std::shared_ptr<ProcessGroup>& group) { newest_checkpoint(run_, *group); })) {
-    EXPECT_THAT(error, has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
-                               "model.safetensors of " + whole.string() + " has other bytes"));
-    EXPECT_THAT(error, Not(HasSubstr("\n")));
-  }
+  EXPECT_THAT(test::errors_of_ranks(2, [&](const auto& group) { newest_checkpoint(run_, *group); }),
+              ::testing::Each(AllOf(has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
+                                            "model.safetensors of " + whole.string() + " has other bytes"),
+                                    Not(HasSubstr("\n")))));
   EXPECT_TRUE(fs::exists(newest) && fs::exists(whole));
 }
 
@@ -409,7 +384,7 @@ TEST_F(Checkpoints, DamagedFilesAreNamed) {
   TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
   const fs::path folder = save_checkpoint(run_, *tiny.state, {.step = 1});
   const auto load = [&](int64_t world_size) {
-    return errors_of_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+    return test::errors_of_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyTraining other(options_of({world_size, 2}, group, run_));
       load_checkpoint(folder, *other.state);
     });
@@ -424,15 +399,12 @@ TEST_F(Checkpoints, DamagedFilesAreNamed) {
     save_tensors((folder / file).string(), tensors);
   };
   replace("ema-0.5.safetensors", "blocks.1.attn.qkv.bias", at::zeros({7}));
-  for (const std::string& error : load(2)) {
-    EXPECT_THAT(error,
-                HasSubstr("ema-0.5.safetensors has blocks.1.attn.qkv.bias of shape [7], expected [144]"));
-  }
+  EXPECT_THAT(load(2), ::testing::Each(HasSubstr("ema-0.5.safetensors has blocks.1.attn.qkv.bias of shape "
+                                                 "[7], expected [144]")));
   replace("ema-0.5.safetensors", "blocks.1.attn.qkv.bias", {});
-  for (const std::string& error : load(3)) {
-    EXPECT_THAT(error, has_all("ema-0.5.safetensors lacks blocks.1.attn.qkv.bias: delete this checkpoint",
-                               "rank 0 of 3"));
-  }
+  EXPECT_THAT(load(3), ::testing::Each(
+                           has_all("ema-0.5.safetensors lacks blocks.1.attn.qkv.bias: delete this checkpoint",
+                                   "rank 0 of 3")));
   fs::resize_file(folder / kModelFile, fs::file_size(folder / kModelFile) - 1);
   EXPECT_TRUE(list_checkpoints(run_).empty());
   EXPECT_THAT(load(1)[0], HasSubstr("model.safetensors"));

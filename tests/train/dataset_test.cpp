@@ -2,6 +2,7 @@
 #include "train/dataset/data_description.h"
 
 #include "data/test_store.h"
+#include "train/settings.h"
 #include "train/setup.h"
 #include "train/usable_options.h"
 
@@ -118,13 +119,10 @@ TEST(DataDescription, OfAStoreHasItsClassesAndNoDecoder) {
 
 // A plan in buckets is for Sana's autoencoder in every bucket, also in those that are longer than their name.
 TEST(DataDescription, AssumesOneAutoencoderForAllBuckets) {
-  TrainOptions options;
-  options.model.name = "Sana-600M-512";
-  options.objective.name = "flow";
-  options.data.autoencoder = "dc-ae";
-  options.data.image_size = 512;
-  options.data.buckets = "512x512,256x1024,1024x256";
-  const DataDescription data = describe(options);
+  const DataDescription data =
+      describe(changed({},
+                       "model=Sana-600M-512 objective=flow autoencoder=dc-ae image-size=512 "
+                       "buckets=512x512,256x1024,1024x256"));
   EXPECT_EQ(data.shape.lanes.size(), 3u);
   ASSERT_TRUE(data.autoencoder);
   EXPECT_EQ(data.autoencoder->assumed, "Sana's DC-AE f32c32");

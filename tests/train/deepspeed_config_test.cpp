@@ -3,19 +3,15 @@
 #include <set>
 
 #include "interop/deepspeed_keys.h"
-#include "run/option_values.h"
 #include "test_files.h"
+#include "train/settings.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json, ::testing::Contains;
 
-TrainOptions with(const json& values) {
-  TrainOptions options;
-  for (const auto& [name, value] : values.items()) set_option(options, name, value);
-  return options;
-}
+TrainOptions with(const char* settings) { return changed({}, settings); }
 
 struct Given {
   TrainOptions options{};
@@ -59,7 +55,7 @@ constexpr const char* kGuides = R"({
 })";
 
 TEST(DeepSpeedConfig, TheGuidesFileBecomesOptions) {
-  const Given given{.options = with({{"global-batch", 64}}), .world_size = 2};
+  const Given given{.options = with("global-batch=64"), .world_size = 2};
   const DeepSpeedConfig config = parse(kGuides, given);
   const TrainOptions options = apply(config, given.options);
   EXPECT_EQ(options.global_batch, 64);
@@ -85,8 +81,7 @@ TEST(DeepSpeedConfig, TheGuidesFileBecomesOptions) {
 }
 
 TEST(DeepSpeedConfig, AutoTakesOurs) {
-  const Given given{.options =
-                        with({{"global-batch", 32}, {"micro-batch", 8}, {"lr", 3e-4}, {"max-grad-norm", 2}})};
+  const Given given{.options = with("global-batch=32 micro-batch=8 lr=3e-4 max-grad-norm=2")};
   const DeepSpeedConfig config = parse(R"({
     "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
     "optimizer": {"type": "auto", "params": {"lr": "auto", "betas": "auto"}},
@@ -103,7 +98,7 @@ TEST(DeepSpeedConfig, TwoSizesGiveTheThird) {
     const TrainOptions options = options_of(text, given);
     return std::pair(options.global_batch, options.micro_batch);
   };
-  const Given two_ranks{.options = with({{"global-batch", 48}}), .world_size = 2};
+  const Given two_ranks{.options = with("global-batch=48"), .world_size = 2};
   EXPECT_EQ(sizes(R"({"train_batch_size": 64, "gradient_accumulation_steps": 4})", two_ranks),
             std::pair(64L, 8L));
   EXPECT_EQ(sizes(R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4})", two_ranks),
@@ -113,13 +108,12 @@ TEST(DeepSpeedConfig, TwoSizesGiveTheThird) {
   EXPECT_EQ(sizes(R"({"train_batch_size": 64})", two_ranks), std::pair(64L, 0L));
   EXPECT_EQ(sizes(R"({"train_micro_batch_size_per_gpu": 4})", two_ranks), std::pair(48L, 4L));
   EXPECT_EQ(sizes(R"({"gradient_accumulation_steps": 3})", two_ranks), std::pair(48L, 8L));
-  const Given micro_given{.options = with({{"global-batch", 48}, {"micro-batch", 8}}),
-                          .names = {"micro-batch"}};
+  const Given micro_given{.options = with("global-batch=48 micro-batch=8"), .names = {"micro-batch"}};
   EXPECT_EQ(sizes(R"({"gradient_accumulation_steps": 3})", micro_given), std::pair(24L, 8L));
 }
 
 TEST(DeepSpeedConfig, RefusesSizesThatContradict) {
-  const Given two_ranks{.options = with({{"global-batch", 48}, {"micro-batch", 8}}), .world_size = 2};
+  const Given two_ranks{.options = with("global-batch=48 micro-batch=8"), .world_size = 2};
   expect_refused(
       R"({"train_batch_size": 63, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4})",
       {"train_batch_size 63", "train_micro_batch_size_per_gpu 8", "gradient_accumulation_steps 4",
@@ -131,7 +125,7 @@ TEST(DeepSpeedConfig, RefusesSizesThatContradict) {
                  {"train_batch_size 30", "train_micro_batch_size_per_gpu 4"}, two_ranks);
   expect_refused(R"({"train_micro_batch_size_per_gpu": 7})", {"--global-batch 48"}, two_ranks);
   expect_refused(R"({"train_batch_size": 0})", {"train_batch_size expects a positive number"});
-  const Given given{.options = with({{"global-batch", 48}}), .names = {"global-batch"}};
+  const Given given{.options = with("global-batch=48"), .names = {"global-batch"}};
   expect_refused(R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4})",
                  {"--global-batch 48", "train_micro_batch_size_per_gpu 8"}, given);
   expect_refused(R"({"train_batch_size": 64})",
@@ -139,8 +133,7 @@ TEST(DeepSpeedConfig, RefusesSizesThatContradict) {
 }
 
 TEST(DeepSpeedConfig, RefusesWhatContradictsTheCommandLine) {
-  const Given given{.options = with({{"lr", 2e-4}, {"compute-dtype", "bf16"}}),
-                    .names = {"lr", "compute-dtype"}};
+  const Given given{.options = with("lr=2e-4 compute-dtype=bf16"), .names = {"lr", "compute-dtype"}};
   expect_refused(R"({"optimizer": {"params": {"lr": 1e-5}}})",
                  {"optimizer.params.lr makes --lr 1e-05", "command line says 0.0002"}, given);
   expect_refused(R"({"fp16": {"enabled": true}})", {"fp16.enabled makes --compute-dtype \"fp16\""}, given);
@@ -285,11 +278,9 @@ TEST(DeepSpeedConfig, EveryOptionOfTheTableExists) {
 }
 
 TEST(DeepSpeedConfig, TheDocumentationHasTheTable) {
-  std::ifstream file(KILN_SOURCE_DIR "/docs/deepspeed_keys.md");
-  std::stringstream text;
-  text << file.rdbuf();
-  EXPECT_THAT(text.str(), HasSubstr(deepspeed_keys_text())) << "docs/deepspeed_keys.md should end with:\n"
-                                                            << deepspeed_keys_text();
+  EXPECT_THAT(read_bytes(KILN_SOURCE_DIR "/docs/deepspeed_keys.md"), HasSubstr(deepspeed_keys_text()))
+      << "docs/deepspeed_keys.md should end with:\n"
+      << deepspeed_keys_text();
 }
 
 TEST(AccelerateConfig, ChangesAreNamedAsItsFileHasThem) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "core/aten.h"
+#include "train/settings.h"
 #include "train/setup.h"
 
 namespace kiln {
@@ -12,9 +13,7 @@ Training training_of(const TrainOptions& options) {
 
 // Shares of the peak count the pictures and captions that a step has, not the largest that the model takes.
 TEST(FlopsOfStep, AreThoseOfItsPicturesAndCaptions) {
-  TrainOptions options;
-  options.model.name = "PixArt-Sigma-XL/2-1024";
-  options.model.depth = 2;
+  TrainOptions options = changed({}, "model=PixArt-Sigma-XL/2-1024 depth=2");
   const Training training = training_of(options);
   const auto meta = at::TensorOptions(at::kMeta);
   StepBatch batch;

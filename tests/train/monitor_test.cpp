@@ -89,26 +89,31 @@ TEST(ObserverGroup, EndsInTheReverseOrder) {
   EXPECT_THAT(heard, ElementsAre("a+loss", "b+loss", "b-loss", "a-loss", "b+input"));
 }
 
+MonitorOptions monitor_options(const test::TempFolder& run, int64_t max_steps, int64_t log_every) {
+  return {.run = run.path().string(),
+          .global_batch = 1,
+          .max_steps = max_steps,
+          .log_every = log_every,
+          .tensorboard = false};
+}
+
 // The share of what a product reaches here, and of the data sheet's peak: the second is MFU.
 TEST(Monitor, TellsBothSharesOfThePeak) {
   for (const double sheet_flops : {0.0, 4e15}) {
     const test::TempFolder run;
+    MonitorOptions options = monitor_options(run, 10, 1);
+    options.global_batch = 8;
+    options.peak_flops = 1e15;
+    options.sheet_flops = sheet_flops;
     const StepResult result{.loss = 0.25, .losses = std::vector<double>(8, 0.25)};
-    ::testing::internal::CaptureStdout();
-    Monitor monitor({.run = run.path().string(),
-                     .global_batch = 8,
-                     .max_steps = 10,
-                     .log_every = 1,
-                     .peak_flops = 1e15,
-                     .sheet_flops = sheet_flops,
-                     .tensorboard = false},
-                    /*from_step=*/0);
-    monitor.step({.step = 1,
-                  .images_seen = 8,
-                  .flops = 8e5,
-                  .result = &result,
-                  .positions = std::vector<double>(8, 0.5)});
-    const std::string text = ::testing::internal::GetCapturedStdout();
+    const std::string text = stdout_of([&] {
+      Monitor(options, /*from_step=*/0)
+          .step({.step = 1,
+                 .images_seen = 8,
+                 .flops = 8e5,
+                 .result = &result,
+                 .positions = std::vector<double>(8, 0.5)});
+    });
     const nlohmann::json line = read_run_log(run.path().string()).back();
     EXPECT_EQ(line.contains("mfu"), sheet_flops > 0);
     EXPECT_EQ(text.find("MFU") != std::string::npos, sheet_flops > 0) << text;
@@ -125,21 +130,17 @@ TEST(Monitor, SaysThatOthersHaveTheProcessors) {
   const StepResult result{.loss = 0.25, .losses = {0.25}};
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  ::testing::internal::CaptureStdout();
-  {
+  const std::string text = stdout_of([&] {
     const test::BusyProcessor busy;
-    Monitor monitor(
-        {.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1, .tensorboard = false},
-        0);
+    Monitor monitor(monitor_options(run, 9, 1), 0);
     for (const int64_t step : {1, 2}) {
       const auto begin = std::chrono::steady_clock::now();
       while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1100)) {
       }
       monitor.step({.step = step, .images_seen = step, .result = &result, .positions = {0.5}});
     }
-  }
+  });
   at::set_num_threads(threads);
-  const std::string text = ::testing::internal::GetCapturedStdout();
   const std::string note = "note: up to step 1 other programs had ";
   ASSERT_NE(text.find(note), std::string::npos) << text;
   EXPECT_EQ(text.find("note: ", text.find(note) + 1), std::string::npos) << text;
@@ -150,12 +151,7 @@ TEST(Monitor, WritesALineOfTheLastStep) {
   const test::TempFolder run;
   const StepResult result{.loss = 0.25, .losses = {0.25}};
   {
-    Monitor monitor({.run = run.path().string(),
-                     .global_batch = 1,
-                     .max_steps = 100,
-                     .log_every = 10,
-                     .tensorboard = false},
-                    0);
+    Monitor monitor(monitor_options(run, 100, 10), 0);
     for (const int64_t step : {1, 2, 3})
       monitor.step(
           {.step = step, .is_last = step == 3, .images_seen = step, .result = &result, .positions = {0.5}});
@@ -253,22 +249,19 @@ TEST(Monitor, Finding6ALogThatCannotBeOpenedIsOneWarning) {
 TEST(Monitor, TellsThatTrainingGoesOnBetweenTwoLines) {
   const auto text_of = [](double quiet_seconds) {
     const test::TempFolder run;
-    Monitor monitor({.run = run.path().string(),
-                     .global_batch = 8,
-                     .max_steps = 3000,
-                     .log_every = 100,
-                     .tensorboard = false,
-                     .quiet_seconds = quiet_seconds},
-                    /*from_step=*/0);
+    MonitorOptions options = monitor_options(run, 3000, 100);
+    options.global_batch = 8;
+    options.quiet_seconds = quiet_seconds;
+    Monitor monitor(options, /*from_step=*/0);
     const StepResult result{.loss = 0.25, .losses = std::vector<double>(8, 0.25)};
-    ::testing::internal::CaptureStdout();
-    for (int64_t step = 1; step <= 3; ++step)
-      monitor.step({.step = step,
-                    .images_seen = 8 * step,
-                    .train_seconds = 10.0 * static_cast<double>(step),
-                    .result = &result,
-                    .positions = std::vector<double>(8, 0.5)});
-    return ::testing::internal::GetCapturedStdout();
+    return stdout_of([&] {
+      for (int64_t step = 1; step <= 3; ++step)
+        monitor.step({.step = step,
+                      .images_seen = 8 * step,
+                      .train_seconds = 10.0 * static_cast<double>(step),
+                      .result = &result,
+                      .positions = std::vector<double>(8, 0.5)});
+    });
   };
   const std::string text = text_of(0);
   EXPECT_THAT(text, HasSubstr("at step 1: loss 0.25000, "));
@@ -282,10 +275,8 @@ TEST(Profile, RangeIsChecked) {
   EXPECT_EQ(StepRange::parse("3:5").first, 3);
   EXPECT_EQ(StepRange::parse("3:5").last, 5);
   EXPECT_EQ(StepRange::parse("7:7").last, 7);
-  for (const char* bad : {"5", "5:", ":5", "5:3", "0:2", "-1:2", "a:b", "1:2:3", "1 :2"}) {
-    const std::string message = test::message_of([&] { StepRange::parse(bad); });
-    EXPECT_THAT(message, has_all("FROM:TO", fmt::format("'{}'", bad)));
-  }
+  for (const char* bad : {"5", "5:", ":5", "5:3", "0:2", "-1:2", "a:b", "1:2:3", "1 :2"})
+    EXPECT_ERROR(StepRange::parse(bad), "FROM:TO", fmt::format("'{}'", bad));
 }
 
 struct Slice {

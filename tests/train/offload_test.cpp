@@ -100,8 +100,7 @@ TEST(Offload, TheDiskReadsTheFirstStatesDuringTheLastBackward) {
   tiny.step->observe(nullptr);
   int64_t first_three = 0;  // as many as there are buffers, which held the last three
   for (size_t s = 0; s < 3; ++s)
-    first_three += (16 * tiny.state->segments[s].unit.shard_size() + BlockStore::kAlignment - 1) /
-                   BlockStore::kAlignment * BlockStore::kAlignment;
+    first_three += test::disk_bytes(16 * tiny.state->segments[s].unit.shard_size());
   EXPECT_EQ(observer.bytes.at(StepPhase::kBackward), 0);  // the first micro-step's
   EXPECT_EQ(observer.bytes.at(StepPhase::kGradNorm), first_three);
 }
@@ -130,20 +129,12 @@ TEST(Offload, OnlyTheBuffersAreInMemory) {
   install_tracking_cpu_allocator();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const auto live_of = [&](Placement placement) {
-      const int64_t before = live_cpu_bytes().live;
-      const TinyTraining tiny(placed({.compute_dtype = dtype}, placement));
-      tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
-      return live_cpu_bytes().live - before;
+      return test::live_bytes_of(placed({.compute_dtype = dtype}, placement), kOffloadedBatch);
     };
     live_of(Placement::kDevice);  // what is made once per process
     const TinyTraining tiny(placed({.compute_dtype = dtype}, Placement::kNvme));
-    int64_t elements = 0, largest = 0, buffers = 0;
-    for (const auto& segment : tiny.state->segments) {
-      elements += segment.unit.shard_size();
-      largest = std::max(largest, segment.unit.shard_size());
-    }
-    for (const at::Tensor& buffer : tiny.state->nvme->buffers())
-      buffers += static_cast<int64_t>(buffer.nbytes());
+    const auto [elements, largest] = test::shard_sizes(tiny);
+    const int64_t buffers = test::bytes_of(tiny.state->nvme->buffers());
     EXPECT_GE(buffers, 3 * 16 * largest);
     EXPECT_LE(buffers, 3 * (16 * largest + 2 * BlockStore::kAlignment));
     // master, two moments, one EMA; in f32 the master was the weights, which stay
@@ -203,9 +194,8 @@ TEST(Offload, AFailingDiskEndsTheStepAndLeavesTheCheckpoint) {
   const std::string folder = save_checkpoint(run.path(), *tiny.state, {.step = 1});
   const std::vector<at::Tensor> saved = state_of(tiny);
   ASSERT_TRUE(test::break_store());
-  const auto is_clear = ThrowsMessage<Error>(has_all("[nvme]", "checkpoint is untouched"));
-  EXPECT_THAT([&] { tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3); }, is_clear);
-  EXPECT_THAT([&] { save_checkpoint(run.path(), *tiny.state, {.step = 2}); }, is_clear);
+  EXPECT_ERROR(tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3), "[nvme]", "checkpoint is untouched");
+  EXPECT_ERROR(save_checkpoint(run.path(), *tiny.state, {.step = 2}), "[nvme]", "checkpoint is untouched");
   const std::vector<Checkpoint> checkpoints = list_checkpoints(run.path());
   ASSERT_EQ(checkpoints.size(), 1u);
   const TinyTraining resumed{TinyOptions{}};

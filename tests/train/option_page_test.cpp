@@ -1,10 +1,7 @@
 // docs/options.md has the options of training as the program has them.
-#include <gmock/gmock.h>
-
-#include <fstream>
-
 #include "run/option_table.h"
 #include "run/option_values.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -35,8 +32,7 @@ TEST(OptionPage, HasEveryOptionWithDefaultMeaningAndEffectOnAResume) {
   TrainOptions options;
   PageWriter writer{.defaults = to_json(options), .text = {}};
   visit_options(options, writer);
-  std::ifstream file(KILN_SOURCE_DIR "/docs/options.md");
-  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const std::string page = read_bytes(KILN_SOURCE_DIR "/docs/options.md");
   const std::string introduction = page.substr(0, page.find("\n## "));
   const std::string path = KILN_BINARY_DIR "/options.md";
   if (page != introduction + writer.text) std::ofstream(path) << introduction << writer.text;

@@ -17,6 +17,37 @@ inline TinyOptions placed(TinyOptions options, Placement state, Placement weight
   return options;
 }
 
+// What this rank holds of all segments together, and of the largest one, in elements.
+struct ShardSizes {
+  int64_t all = 0, largest = 0;
+};
+inline ShardSizes shard_sizes(const TinyTraining& tiny) {
+  ShardSizes sizes;
+  for (const auto& segment : tiny.state->segments) {
+    sizes.all += segment.unit.shard_size();
+    sizes.largest = std::max(sizes.largest, segment.unit.shard_size());
+  }
+  return sizes;
+}
+inline int64_t bytes_of(const std::vector<at::Tensor>& buffers) {
+  int64_t bytes = 0;
+  for (const at::Tensor& buffer : buffers) bytes += static_cast<int64_t>(buffer.nbytes());
+  return bytes;
+}
+
+// What a tensor of so many bytes takes on a disk.
+inline int64_t disk_bytes(int64_t bytes) {
+  return (bytes + BlockStore::kAlignment - 1) / BlockStore::kAlignment * BlockStore::kAlignment;
+}
+
+// Memory that a training takes once it has taken a step.
+inline int64_t live_bytes_of(const TinyOptions& options, int64_t batch) {
+  const int64_t before = live_cpu_bytes().live;
+  const TinyTraining tiny(options);
+  tiny.step->run(tiny.batch(batch), 1e-3);
+  return live_cpu_bytes().live - before;
+}
+
 // Everything that training moves, of this rank.
 inline std::vector<at::Tensor> state_of(const TinyTraining& tiny) {
   std::vector<at::Tensor> state;

@@ -7,6 +7,7 @@
 #include "models/registry.h"
 #include "run/option_values.h"
 #include "test_files.h"
+#include "train/settings.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -14,8 +15,8 @@ namespace {
 
 using nlohmann::json, test::usable_options;
 
-TrainOptions options_of_model(const std::string& model) {
-  TrainOptions options = usable_options();
+TrainOptions options_of_model(const std::string& model, const char* changes = "") {
+  TrainOptions options = changed(usable_options(), changes);
   options.model.name = model;
   return options;
 }
@@ -52,8 +53,7 @@ TEST(PublishedSettings, EveryFamilyHasAnObjectiveAndASamplerThatFitsIt) {
 }
 
 TEST(PublishedSettings, TheDocumentationHasThem) {
-  std::ifstream file(KILN_SOURCE_DIR "/docs/objectives.md");
-  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const std::string page = read_bytes(KILN_SOURCE_DIR "/docs/objectives.md");
   for (const Family& family : denoiser_families()) {
     EXPECT_THAT(page, HasSubstr("`" + std::string(family.name) + "`"));
     for (const PublishedSampling& row : family.sampling)
@@ -69,22 +69,19 @@ TEST(PublishedSettings, TheDocumentationHasThem) {
 }
 
 TEST(PublishedSettings, WhatIsGivenWins) {
-  TrainOptions options = options_of_model("sd15");
-  options.objective.name = "v_prediction";
+  TrainOptions options = options_of_model("sd15", "objective=v_prediction");
   EXPECT_THAT(take_published_settings(options, {"objective"}), HasSubstr("--beta-schedule scaled_linear"));
   EXPECT_EQ(options.objective.name, "v_prediction");
   EXPECT_EQ(options.objective.beta_start, 0.00085);
 
-  options = options_of_model("sd15");
-  options.objective.beta_end = 0.02;
+  options = options_of_model("sd15", "beta-end=0.02");
   take_published_settings(options, {"beta-schedule", "beta-end"});
   EXPECT_EQ(options.objective.name, "epsilon");
   EXPECT_EQ(options.objective.beta_schedule, BetaSchedule::kLinear);
   EXPECT_EQ(options.objective.beta_start, 0.00085);
   EXPECT_EQ(options.objective.beta_end, 0.02);
 
-  options = options_of_model("DiT-S/2");  // whose published schedule is not that of a flow
-  options.objective.name = "flow";
+  options = options_of_model("DiT-S/2", "objective=flow");  // whose published schedule is not that of a flow
   EXPECT_EQ(take_published_settings(options, {"objective"}), "");
   EXPECT_EQ(options.objective.flow_shift, 1);
 }
@@ -98,13 +95,8 @@ TEST(PublishedSettings, ARunThatResumesKeepsItsOwn) {
 }
 
 TEST(PublishedSettings, ARunThatResumesDrawsAsItDid) {
-  TrainOptions options = options_of_model("DiT-S/2");
-  options.samples.every = 10;
-  json recorded = {{"objective", "iddpm"},
-                   {"sample-every", 10},
-                   {"sampler", ""},
-                   {"num-sampling-steps", 50},
-                   {"cfg-scale", 4.0}};
+  TrainOptions options = options_of_model("DiT-S/2", "sample-every=10");
+  json recorded = settings("objective=iddpm sample-every=10 sampler= num-sampling-steps=50 cfg-scale=4.0");
   take_published_settings(options, {}, recorded);
   EXPECT_EQ(options.samples.sampler, "");
   EXPECT_EQ(options.samples.num_sampling_steps, 50);
@@ -150,11 +142,9 @@ TEST(CommandLine, IsReadBackAsTheSameOptions) {
         TrainOptions options;
         options.model.name = model;
         if (is_published) options.data.image_size = own_image_size(options.model);
+        options = changed(options, settings);
         std::set<std::string> given;
-        for (const auto& [name, value] : settings.items()) {
-          set_option(options, name, value);
-          given.insert(name);
-        }
+        for (const auto& [name, value] : settings.items()) given.insert(name);
         if (is_published) take_published_settings(options, given);
         const std::string line = command_line(options);
         EXPECT_EQ(to_json(read_back(line)), to_json(options)) << line;
@@ -169,16 +159,13 @@ TEST(PublishedSettings, GridsAndEvaluationsAreDrawnAsTheAuthorsDraw) {
   EXPECT_EQ(take_published_settings(options, {}),
             "--cfg-scale 4.5 --num-sampling-steps 20 --sampler dpmpp_2m");
 
-  options = options_of_model("DiT-B/4");
-  options.samples.every = 10;
-  options.samples.sampler = "dpmpp_2m";
+  options = options_of_model("DiT-B/4", "sample-every=10 sampler=dpmpp_2m");
   EXPECT_EQ(take_published_settings(options, {"sampler"}), "") << "nobody published it";
   EXPECT_EQ(options.samples.num_sampling_steps, usual_sampling_steps("dpmpp_2m"))
       << "250 steps are those of the published sampler";
 
-  options = options_of_model("DiT-B/4");  // which its sampler cannot draw with when it was trained as a flow
-  options.samples.every = 10;
-  options.objective.name = "flow";
+  // Its sampler cannot draw with what was trained as a flow.
+  options = options_of_model("DiT-B/4", "sample-every=10 objective=flow");
   take_published_settings(options, {"objective"});
   EXPECT_EQ(options.samples.sampler, "flow_euler");
 }
@@ -186,9 +173,7 @@ TEST(PublishedSettings, GridsAndEvaluationsAreDrawnAsTheAuthorsDraw) {
 TEST(PublishedSettings, UnknownNamesAreLeftToOthers) {
   TrainOptions options = options_of_model("DiT,Sana");
   EXPECT_EQ(take_published_settings(options, {}), "");
-  options = options_of_model("sd15");
-  options.objective.name = "epsilo";
-  options.samples.every = 1;
+  options = options_of_model("sd15", "objective=epsilo sample-every=1");
   EXPECT_EQ(take_published_settings(options, {"objective"}), "");
 }
 

@@ -14,39 +14,22 @@ struct RankSettings {
 
 // What each of two ranks is told, when rank 1 differs by `change`.
 std::vector<std::string> messages_of_two(const std::function<void(RankSettings&)>& change) {
-  std::vector<std::string> messages(2);
-  test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+  return test::errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     RankSettings settings;
     if (group->rank() == 1) change(settings);
-    try {
-      require_same_run(*group, settings.options, settings.build, settings.device);
-    } catch (const Error& error) {
-      messages[static_cast<size_t>(group->rank())] = error.what();
-    }
+    require_same_run(*group, settings.options, settings.build, settings.device);
   });
-  return messages;
 }
 
-TEST(RunRanks, NamesMixedBuilds) {
-  for (const std::string& message :
-       messages_of_two([](RankSettings& settings) { settings.build = "0.1.0+99f04b61aa05"; }))
-    EXPECT_EQ(message,
-              "mixed versions or options among ranks: kiln is \"0.1.0+7c1e0a94b2d3\" on rank 0 and "
-              "\"0.1.0+99f04b61aa05\" on rank 1: start all ranks with the same command");
-}
-
-TEST(RunRanks, NamesTheOptionThatDiffers) {
-  for (const std::string& message :
-       messages_of_two([](RankSettings& settings) { settings.options.lr.peak = 0.5; }))
-    EXPECT_THAT(message, testing::HasSubstr("--lr is 0.0001 on rank 0 and 0.5 on rank 1"));
-}
-
-// --device auto where only one machine has a GPU.
-TEST(RunRanks, NamesOtherKindsOfDevices) {
-  for (const std::string& message :
-       messages_of_two([](RankSettings& settings) { settings.device = at::kCUDA; }))
-    EXPECT_THAT(message,
-                testing::HasSubstr("the device (--device) is \"cpu\" on rank 0 and \"cuda\" on rank 1"));
+TEST(RunRanks, NameWhatDiffers) {
+  EXPECT_THAT(messages_of_two([](RankSettings& settings) { settings.build = "0.1.0+99f04b61aa05"; }),
+              testing::Each("mixed versions or options among ranks: kiln is \"0.1.0+7c1e0a94b2d3\" on rank 0 "
+                            "and \"0.1.0+99f04b61aa05\" on rank 1: start all ranks with the same command"));
+  EXPECT_THAT(messages_of_two([](RankSettings& settings) { settings.options.lr.peak = 0.5; }),
+              testing::Each(HasSubstr("--lr is 0.0001 on rank 0 and 0.5 on rank 1")));
+  // --device auto where only one machine has a GPU.
+  EXPECT_THAT(messages_of_two([](RankSettings& settings) { settings.device = at::kCUDA; }),
+              testing::Each(HasSubstr("the device (--device) is \"cpu\" on rank 0 and \"cuda\" on rank 1")));
 }
 
 TEST(RunRanks, MachinesMayDifferInWhatIsTheirOwn) {

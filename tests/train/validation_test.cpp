@@ -10,6 +10,7 @@
 #include "step/forward_pass.h"
 #include "train/placements.h"
 #include "train/sample_grid.h"
+#include "train/settings.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -140,13 +141,8 @@ class Validations : public ::testing::Test {
     info_.image_size = 64;
     write_store(folder_ / "data", info_, 5);
     write_store(folder_ / "held-out", info_, kImages);
-    options_ = test::tiny_dit_options();
-    options_.model.depth = 2;
-    options_.model.num_classes = 0;
-    options_.objective.name = "epsilon";
-    options_.ema.decays = {0.5};
-    options_.seed = 3;
-    options_.compute.threads = 1;
+    options_ = changed(test::tiny_dit_options(),
+                       "depth=2 num-classes=0 objective=epsilon ema-decay=0.5 seed=3 threads=1");
     options_.data.path = folder_ / "data";
     options_.validation.data = folder_ / "held-out";
     at::set_num_threads(1);
@@ -266,28 +262,25 @@ TEST_F(Validations, AStopOfOneRankEndsItOnAll) {
 }
 
 TEST_F(Validations, RefusesWhatDoesNotFit) {
-  const auto refusal = [&](const StoreInfo& info) {
+  const auto refusal = [&](const std::function<void(StoreInfo&)>& change) {
+    StoreInfo info = info_;
+    change(info);
     const TempFolder other;
     write_store(other / "store", info, 3);
     TrainOptions options = options_;
     options.validation.data = other / "store";
     return message_of([&] { Validation(options, data(), at::kCPU); });
   };
-  StoreInfo info = info_;
-  info.image_size = 128;
-  EXPECT_THAT(refusal(info), has_all("128-pixel images", "--image-size 64"));
-  info = info_;
-  info.lanes = {{.height = 16, .width = 16}};
-  EXPECT_THAT(refusal(info), has_all("4 x 16 x 16", "4 x 8 x 8"));
-  info = info_;
-  info.autoencoder_fingerprint = "fedcba9876543210";
-  EXPECT_THAT(refusal(info), has_all("another autoencoder", "fedcba9876543210"));
-  info = info_;
-  info.class_names.push_back("owl");
-  EXPECT_THAT(refusal(info), has_all("4 classes, --data has 3", "'owl'"));
-  info = info_;
-  info.class_names[1] = "wolf";
-  EXPECT_THAT(refusal(info), has_all("class 1 is 'wolf', in --data 'dog'"));
+  EXPECT_THAT(refusal([](StoreInfo& info) { info.image_size = 128; }),
+              has_all("128-pixel images", "--image-size 64"));
+  EXPECT_THAT(refusal([](StoreInfo& info) { info.lanes = {{.height = 16, .width = 16}}; }),
+              has_all("4 x 16 x 16", "4 x 8 x 8"));
+  EXPECT_THAT(refusal([](StoreInfo& info) { info.autoencoder_fingerprint = "fedcba9876543210"; }),
+              has_all("another autoencoder", "fedcba9876543210"));
+  EXPECT_THAT(refusal([](StoreInfo& info) { info.class_names.push_back("owl"); }),
+              has_all("4 classes, --data has 3", "'owl'"));
+  EXPECT_THAT(refusal([](StoreInfo& info) { info.class_names[1] = "wolf"; }),
+              HasSubstr("class 1 is 'wolf', in --data 'dog'"));
 
   options_.validation.images = kImages + 1;
   EXPECT_ERROR(open(), "--validation-images 14 is more than the 13");
@@ -302,13 +295,10 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
 // --- sample grids of divided weights ---
 
 TEST(SampleGrids, AreOnePictureOfAllRanks) {
-  TrainOptions options = test::tiny_dit_options();
-  options.data.autoencoder = "pixels";
-  options.data.image_size = 16;
-  options.model.depth = 2;
-  options.objective.name = "flow";
-  options.samples.num_samples = 5;  // uneven on 2, 3 and 4 ranks
-  options.samples.num_sampling_steps = 3;
+  // Five samples are uneven on 2 and 4 ranks.
+  const TrainOptions options =
+      changed(test::tiny_dit_options(),
+              "autoencoder=pixels image-size=16 depth=2 objective=flow num-samples=5 num-sampling-steps=3");
   const DataShape shape = synthetic_shape(options);
   ModelRecord info;
   info.objective = objective_config_of(options.objective);

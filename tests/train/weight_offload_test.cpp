@@ -24,11 +24,6 @@ TinyOptions on_nvme(const TinyOptions& options, Placement state = Placement::kDe
   return placed(options, state, Placement::kNvme);
 }
 
-// What a tensor of so many bytes takes on the disk.
-int64_t disk_bytes(int64_t bytes) {
-  return (bytes + BlockStore::kAlignment - 1) / BlockStore::kAlignment * BlockStore::kAlignment;
-}
-
 class WeightPlacements : public ::testing::TestWithParam<at::ScalarType> {};
 
 // KILN_FULL=1: one pass and four on any ranks in every dtype. Else each pair of them.
@@ -79,7 +74,7 @@ TEST(WeightOffload, SegmentsBelowTheThresholdStay) {
   for (const auto& segment : some.state->segments) {
     const bool stays = segment.unit.layout().size < options.zero.persist_threshold;
     EXPECT_EQ(segment.unit.placement().params, stays ? Placement::kDevice : Placement::kNvme);
-    (stays ? stay : go) += disk_bytes(4 * segment.unit.shard_size());
+    (stays ? stay : go) += test::disk_bytes(4 * segment.unit.shard_size());
   }
   EXPECT_GT(stay, 0);
   EXPECT_EQ(some.state->nvme->disk_bytes(), go);
@@ -113,7 +108,7 @@ TEST(WeightOffload, TheDiskReadsBesideTheCompute) {
   const auto& segments = tiny.state->segments;
   int64_t asked = 0;  // the first two were read when the update ended, the third is while the first computes
   for (size_t s = 0; s + 2 < segments.size(); ++s) {
-    asked += disk_bytes(2 * segments[s + 2].unit.shard_size());
+    asked += test::disk_bytes(2 * segments[s + 2].unit.shard_size());
     EXPECT_EQ(observer.bytes.at(static_cast<int64_t>(s)), asked) << s;
   }
 }
@@ -140,23 +135,17 @@ TEST(WeightOffload, OnlyTheBuffersAreInMemory) {
   install_tracking_cpu_allocator();
   TinyOptions options = stage_three(at::kBFloat16);
   options.depth = 6;
-  const auto live_of = [&](const TinyOptions& placement) {
-    const int64_t before = live_cpu_bytes().live;
-    const TinyTraining tiny(placement);
-    tiny.step->run(tiny.batch(kStreamedBatch), 1e-3);
-    return live_cpu_bytes().live - before;
+  const auto live_of = [](const TinyOptions& placement) {
+    return test::live_bytes_of(placement, kStreamedBatch);
   };
   live_of(options);  // what is made once per process
   for (const Placement state : {Placement::kDevice, Placement::kNvme}) {
     int64_t elements = 0, largest = 0, buffers = 0;
     {
       const TinyTraining tiny(on_nvme(options, state));
-      for (const auto& segment : tiny.state->segments) {
-        elements += segment.unit.shard_size();
-        largest = std::max(largest, segment.unit.shard_size());
-      }
-      for (const at::Tensor& buffer : tiny.state->nvme->weights->buffers())
-        buffers += static_cast<int64_t>(buffer.nbytes());
+      elements = test::shard_sizes(tiny).all;
+      largest = test::shard_sizes(tiny).largest;
+      buffers = test::bytes_of(tiny.state->nvme->weights->buffers());
     }
     EXPECT_LE(buffers, 3 * (2 * largest + 2 * BlockStore::kAlignment));  // two gathered, one read ahead
     EXPECT_LT(buffers, 2 * elements);
@@ -220,9 +209,8 @@ TEST(WeightOffload, AFailingDiskEndsTheStep) {
   const TinyTraining tiny(on_nvme(stage_three()));
   tiny.step->run(tiny.batch(kStreamedBatch), 1e-3);
   ASSERT_TRUE(test::break_store());
-  EXPECT_THAT(
-      [&] { tiny.step->run(tiny.batch(kStreamedBatch), 1e-3); },
-      ThrowsMessage<Error>(has_all("[nvme] the disk of --nvme-path failed", "checkpoint is untouched")));
+  EXPECT_ERROR(tiny.step->run(tiny.batch(kStreamedBatch), 1e-3), "[nvme] the disk of --nvme-path failed",
+               "checkpoint is untouched");
 }
 
 }  // namespace

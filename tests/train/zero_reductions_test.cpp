@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 
 #include <map>
-#include <mutex>
-#include <numeric>
 #include <set>
 
 #include "parallel/rank_threads.h"
@@ -27,6 +25,20 @@ at::Tensor gradients_of(int64_t rank, int64_t size) {
   return (mantissas * scales.index_select(0, drawn)).to(at::kBFloat16);
 }
 
+// So many units of one weight each, which `zero` knows.
+std::vector<FlatUnit> managed_units(Zero& zero, int64_t num_units, int64_t size,
+                                    FlatUnitOptions options = {}) {
+  FlatLayout layout;
+  layout.add("weight", {size});
+  options.sharding = zero.sharding_of(size);
+  std::vector<FlatUnit> units;
+  for (int64_t i = 0; i < num_units; ++i) units.emplace_back(fmt::format("unit {}", i), layout, options);
+  std::vector<FlatUnit*> managed;
+  for (FlatUnit& unit : units) managed.push_back(&unit);
+  zero.manage(managed);
+  return units;
+}
+
 // --reduce-dtype f32 gives the sum that is rounded once; a sum in bf16 does not.
 TEST(Reductions, InF32AreRoundedOnce) {
   constexpr int64_t kRanks = 4, kSize = 4096;
@@ -36,13 +48,9 @@ TEST(Reductions, InF32AreRoundedOnce) {
         Zero zero(group, {.stage = stage,
                           .reduce_bucket_size = 1000,
                           .reduce_dtype = in_f32 ? std::optional(at::kFloat) : std::nullopt});
-        FlatLayout layout;
-        layout.add("weight", {kSize});
-        FlatUnit unit("unit", layout,
-                      {.compute_dtype = at::kBFloat16,
-                       .grad_dtype = at::kBFloat16,
-                       .sharding = zero.sharding_of(kSize)});
-        zero.manage({&unit});
+        const std::vector<FlatUnit> units =
+            managed_units(zero, 1, kSize, {.compute_dtype = at::kBFloat16, .grad_dtype = at::kBFloat16});
+        const FlatUnit& unit = units[0];
         zero.gather(0, 1);
         zero.begin_gradients(0, /*first_micro_step=*/true);
         unit.grads.copy_(gradients_of(group->rank(), kSize));
@@ -66,14 +74,7 @@ TEST(Reductions, OfFewUnitsDoNotLoseTheirMemory) {
     for (const int64_t num_units : {1, 2})
       for (const int64_t stage : {2, 3}) {
         Zero zero(group, {.stage = stage});
-        FlatLayout layout;
-        layout.add("weight", {kSize});
-        std::vector<FlatUnit> units;
-        for (int64_t i = 0; i < num_units; ++i)
-          units.emplace_back("unit", layout, FlatUnitOptions{.sharding = zero.sharding_of(kSize)});
-        std::vector<FlatUnit*> pointers;
-        for (FlatUnit& unit : units) pointers.push_back(&unit);
-        zero.manage(pointers);
+        std::vector<FlatUnit> units = managed_units(zero, num_units, kSize);
         for (int64_t micro_step = 0; micro_step < kMicroSteps; ++micro_step)
           for (size_t s = units.size(); s-- > 0;) {
             const bool first = micro_step == 0, last = micro_step == kMicroSteps - 1;
@@ -96,21 +97,13 @@ TEST(Reductions, OfFewUnitsDoNotLoseTheirMemory) {
 // Uneven machines, of which one alone would find nothing wrong with its own number.
 TEST(Reductions, UnevenNodesAreAnErrorOfEveryRank) {
   for (const std::vector<int64_t>& ranks_of_nodes : {std::vector<int64_t>{1, 2}, {2, 1, 1}, {1, 1, 2}}) {
-    std::mutex mutex;
-    std::set<std::string> messages;
-    int64_t num_errors = 0;
-    test::on_nodes(ranks_of_nodes, [&](const std::shared_ptr<ProcessGroup>& group) {
-      try {
-        const Zero zero(group, {.stage = 2, .shard_within_node = true});
-      } catch (const Error& error) {
-        const std::lock_guard lock(mutex);
-        messages.insert(error.what());
-        ++num_errors;
-      }
-    });
-    EXPECT_EQ(messages.size(), 1u);
-    EXPECT_THAT(*messages.begin(), ::testing::HasSubstr("expects the same number of ranks on every machine"));
-    EXPECT_EQ(num_errors, std::accumulate(ranks_of_nodes.begin(), ranks_of_nodes.end(), int64_t{0}));
+    const std::vector<std::string> errors =
+        test::errors_of_nodes(ranks_of_nodes, [](const std::shared_ptr<ProcessGroup>& group) {
+          const Zero zero(group, {.stage = 2, .shard_within_node = true});
+        });
+    EXPECT_EQ(std::set(errors.begin(), errors.end()).size(), 1u);
+    EXPECT_THAT(errors,
+                ::testing::Each(::testing::HasSubstr("expects the same number of ranks on every machine")));
   }
 }
 
@@ -219,15 +212,7 @@ TEST(Reductions, BetweenMachinesEndBehindTheBackward) {
   Log log;
   group->observe(&log);
   Zero zero(group, {.stage = 2, .shard_within_node = true});
-  FlatLayout layout;
-  layout.add("weight", {kSize});
-  std::vector<FlatUnit> units;
-  for (int64_t i = 0; i < kUnits; ++i)
-    units.emplace_back(fmt::format("unit {}", i), layout,
-                       FlatUnitOptions{.device = at::kMeta, .sharding = zero.sharding_of(kSize)});
-  std::vector<FlatUnit*> managed;
-  for (FlatUnit& unit : units) managed.push_back(&unit);
-  zero.manage(managed);
+  const std::vector<FlatUnit> units = managed_units(zero, kUnits, kSize, {.device = at::kMeta});
   for (size_t s = kUnits; s-- > 0;) {
     zero.gather(s, -1);
     zero.begin_gradients(s, /*first_micro_step=*/true);
