@@ -1,6 +1,11 @@
 // A graph for a CPU: a replay runs the recorded work.
 #pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "parallel/device_graph.h"
+#include "parallel/graph_cache.h"
 
 namespace kiln::test {
 
@@ -16,6 +21,16 @@ class RepeatedWork : public DeviceGraph {
  private:
   int& captures_;
   std::function<void()> work_;
+};
+
+// Graphs of repeated work, how many were recorded and what was warned of.
+struct Recording {
+  int captures = 0;
+  std::vector<std::string> warnings;
+  GraphOptions options() {
+    return {.make_graph = [this] { return std::make_unique<RepeatedWork>(captures); },
+            .warn = [this](const std::string& line) { warnings.push_back(line); }};
+  }
 };
 
 }  // namespace kiln::test

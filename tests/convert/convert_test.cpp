@@ -7,6 +7,7 @@
 
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/train_state.h"
+#include "models/denoiser_checks.h"
 #include "models/denoisers/dit/dit.h"
 #include "models/load_model.h"
 #include "models/registry.h"
@@ -16,13 +17,7 @@ namespace kiln {
 namespace {
 
 DitConfig small_config() {
-  DitConfig config;
-  config.input_size = 8;
-  config.hidden_size = 64;
-  config.depth = 2;
-  config.num_heads = 1;
-  config.num_classes = 5;
-  return config;
+  return {.input_size = 8, .hidden_size = 64, .depth = 2, .num_heads = 1, .num_classes = 5};
 }
 
 // Every weight drawn, so that no two tensors of a shape are equal; pos_embed as computed.
@@ -171,17 +166,14 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
   convert({.in = folder / "w.pt", .out = folder / "with_record"});
   EXPECT_EQ(read_json(folder / "with_record/transformer/config.json")["num_attention_heads"], 4);
   std::filesystem::remove(folder / "w.pt.json");
-  testing::internal::CaptureStdout();
-  convert({.in = folder / "w.pt", .out = folder / "third"});
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  const auto told = [&](const char* in, const char* out) {
+    return stdout_of([&] { convert({.in = folder / in, .out = folder / out}); });
+  };
+  EXPECT_THAT(told("w.pt", "third"), HasSubstr("num_heads 1 is assumed"));
   // Nor does a guess become knowledge on its way through safetensors, and every target tells it.
-  testing::internal::CaptureStdout();
-  convert({.in = folder / "w.pt", .out = folder / "guessed.safetensors"});
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  EXPECT_THAT(told("w.pt", "guessed.safetensors"), HasSubstr("num_heads 1 is assumed"));
   EXPECT_FALSE(find_weights(folder / "guessed.safetensors").record.model_config.contains("num_heads"));
-  testing::internal::CaptureStdout();
-  convert({.in = folder / "guessed.safetensors", .out = folder / "guessed.pt"});
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  EXPECT_THAT(told("guessed.safetensors", "guessed.pt"), HasSubstr("num_heads 1 is assumed"));
   convert({.in = folder / "w.pt", .out = folder / "fourth", .num_heads = 4});
   EXPECT_EQ(read_json(folder / "fourth/transformer/config.json")["num_attention_heads"], 4);
 }
@@ -190,19 +182,11 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
 // size that the model was built for.
 TEST(Convert, ThePictureOfACardHasTheLatentsThatItsAutoencoderMakes) {
   const TempFolder folder;
-  const nlohmann::json config = {{"sample_size", 8},
-                                 {"block_out_channels", {8, 16}},
-                                 {"layers_per_block", 1},
-                                 {"down_block_types", {"CrossAttnDownBlock2D", "DownBlock2D"}},
-                                 {"up_block_types", {"UpBlock2D", "CrossAttnUpBlock2D"}},
-                                 {"norm_num_groups", 4},
-                                 {"cross_attention_dim", 12},
-                                 {"attention_head_dim", 2}};
   ModelRecord record = {.model = "unet2d_condition",
-                        .model_config = resolve_denoiser_config("unet2d_condition", config),
+                        .model_config = resolve_denoiser_config("unet2d_condition", kTinyUnet),
                         .objective = {{"type", "flow"}, {"shift", 3.0}},
                         .image_size = 128};
-  const auto model = build_denoiser(record.model, config);
+  const auto model = build_denoiser(record.model, kTinyUnet);
   initialize_weights(*model, 0);
   TensorMap weights;
   for (const auto& parameter : model->parameters()) weights[parameter->key] = parameter->value;

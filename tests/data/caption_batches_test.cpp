@@ -29,16 +29,7 @@ CaptionTable caption_table() {
 // Entry e has 1 + e % 3 rows, which hold e in their first number.
 std::shared_ptr<const TextStore> write_text(const std::string& folder) {
   const CaptionTable table = caption_table();
-  TextStoreInfo info;
-  info.encoder = "bert";
-  info.encoder_fingerprint = "xxh3:1";
-  info.tokenizer_fingerprint = "xxh3:2";
-  info.width = kCaptionWidth;
-  info.max_tokens = 3;
-  info.dtype = Dtype::kF32;
-  info.compute_dtype = "f32";
-  info.entries_per_shard = 7;
-  TextStoreWriter writer(folder, info, table);
+  TextStoreWriter writer(folder, test::small_text_info(kCaptionWidth, 3, 7), table);
   for (int64_t shard = 0; shard < writer.info().num_shards(); ++shard) {
     const EntryRange range = shard_entries(writer.info(), shard);
     std::vector<int64_t> rows;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "data/store/feature_store.h"
+#include "data/text_store/text_store_info.h"
 #include "test_files.h"
 
 namespace kiln::test {
@@ -19,6 +20,21 @@ inline StoreInfo small_info() {
   info.image_size = 40;
   info.class_names = {"cat", "dog", "newt"};
   info.source = {{"path", "pictures"}};
+  return info;
+}
+
+// Of a text encoder that nobody has.
+inline TextStoreInfo small_text_info(int64_t width, int64_t max_tokens, int64_t entries_per_shard,
+                                     Dtype dtype = Dtype::kF32) {
+  TextStoreInfo info;
+  info.encoder = "bert";
+  info.encoder_fingerprint = "xxh3:1";
+  info.tokenizer_fingerprint = "xxh3:2";
+  info.width = width;
+  info.max_tokens = max_tokens;
+  info.dtype = dtype;
+  info.compute_dtype = "f32";
+  info.entries_per_shard = entries_per_shard;
   return info;
 }
 

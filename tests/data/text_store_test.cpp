@@ -2,27 +2,16 @@
 
 #include <cstring>
 
+#include "data/test_store.h"
 #include "data/text_store/text_store.h"
 #include "data/text_store/text_store_writer.h"
-#include "test_files.h"
 
 namespace kiln {
 namespace {
 
 constexpr int64_t kWidth = 3;
 
-TextStoreInfo small_text_info() {
-  TextStoreInfo info;
-  info.encoder = "bert";
-  info.encoder_fingerprint = "xxh3:1";
-  info.tokenizer_fingerprint = "xxh3:2";
-  info.width = kWidth;
-  info.max_tokens = 4;
-  info.dtype = Dtype::kBF16;
-  info.compute_dtype = "f32";
-  info.entries_per_shard = 2;
-  return info;
-}
+const TextStoreInfo kInfo = test::small_text_info(kWidth, 4, 2, Dtype::kBF16);
 
 // Four samples, four entries: "", "red", "an apple", "green".
 CaptionTable small_table() {
@@ -50,7 +39,7 @@ void write_shard(TextStoreWriter& writer, int64_t shard) {
 
 void write_text_store(const std::string& folder) {
   const CaptionTable table = small_table();
-  TextStoreWriter writer(folder, small_text_info(), table);
+  TextStoreWriter writer(folder, kInfo, table);
   for (int64_t shard = 0; shard < writer.info().num_shards(); ++shard) write_shard(writer, shard);
   writer.finish(table);
 }
@@ -98,12 +87,12 @@ TEST(TextStore, GoesOnWithShardsThatAreThere) {
   const TempFolder folder, whole;
   const CaptionTable table = small_table();
   {
-    TextStoreWriter writer(folder / "text-x", small_text_info(), table);
+    TextStoreWriter writer(folder / "text-x", kInfo, table);
     write_shard(writer, 1);
   }
   EXPECT_ERROR(TextStore::open(folder / "text-x"), "unfinished");
   {
-    TextStoreWriter writer(folder / "text-x", small_text_info(), table);
+    TextStoreWriter writer(folder / "text-x", kInfo, table);
     EXPECT_FALSE(writer.is_complete());
     EXPECT_FALSE(writer.has_shard(0));
     EXPECT_TRUE(writer.has_shard(1));
@@ -117,20 +106,20 @@ TEST(TextStore, GoesOnWithShardsThatAreThere) {
     EXPECT_EQ(test::read_bytes(folder / ("text-x/" + std::string(file))),
               test::read_bytes(whole / ("text-x/" + std::string(file))))
         << file;
-  EXPECT_TRUE(TextStoreWriter(folder / "text-x", small_text_info(), table).is_complete());
+  EXPECT_TRUE(TextStoreWriter(folder / "text-x", kInfo, table).is_complete());
 }
 
 TEST(TextStore, RefusesOtherSettingsByName) {
   const TempFolder folder;
   write_text_store(folder / "text-x");
-  TextStoreInfo other = small_text_info();
+  TextStoreInfo other = kInfo;
   other.encoder_fingerprint = "xxh3:9";
   other.max_tokens = 5;
   EXPECT_ERROR(TextStoreWriter(folder / "text-x", other, small_table()),
                "the text encoder (bert xxh3:1 there, bert xxh3:9 here)", "--text-max-tokens");
   CaptionTable captions = small_table();
   captions.add_sample("e.png", {});
-  EXPECT_ERROR(TextStoreWriter(folder / "text-x", small_text_info(), captions), "their captions");
+  EXPECT_ERROR(TextStoreWriter(folder / "text-x", kInfo, captions), "their captions");
 }
 
 TEST(TextStore, EveryFlippedByteIsFound) {
@@ -191,7 +180,7 @@ TEST(HardeningHigh1, CaptionsAndColumnsAreComparedWhenTheStoreIsOpened) {
   flip_byte(folder / "text-x/captions.safetensors", "an apple", 3);
   EXPECT_ERROR(TextStore::open(folder / "text-x"), "captions.safetensors", "checksum is another");
   // A shard of the same captions and encoder whose features are others.
-  TextStoreWriter other(folder / "text-z", small_text_info(), small_table());
+  TextStoreWriter other(folder / "text-z", kInfo, small_table());
   std::vector<uint16_t> zeros(3 * kWidth);
   other.write_shard(0, std::vector<int64_t>{1, 2}, std::as_bytes(std::span(zeros)), 0);
   std::filesystem::copy_file(folder / "text-z/features-00000.safetensors",

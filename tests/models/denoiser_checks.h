@@ -3,10 +3,13 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <string>
 #include <vector>
 
 #include "core/aten.h"
 #include "models/model.h"
+#include "models/parts/init.h"
+#include "models/weights.h"
 #include "test_files.h"
 
 namespace kiln {
@@ -18,6 +21,30 @@ inline std::vector<at::Tensor> require_gradients(const ParameterList& parameters
     if (parameter->trainable) leaves.push_back(parameter->value.set_requires_grad(true));
   return leaves;
 }
+
+// Every path carries a signal: weights that begin as zeros are drawn too.
+inline void draw_trained_weights(const Denoiser& denoiser, double matrices, double vectors) {
+  initialize_weights(denoiser, 0);
+  for (const auto& parameter : denoiser.parameters())
+    if (parameter->trainable)
+      initialize(Init::normal(parameter->value.dim() > 1 ? matrices : vectors), 1, parameter->key,
+                 parameter->value);
+}
+
+inline std::vector<std::string> names_of_segments(const Denoiser& denoiser) {
+  std::vector<std::string> names;
+  for (const auto& segment : denoiser.segments()) names.push_back(segment->name());
+  return names;
+}
+
+inline const nlohmann::json kTinyUnet = {{"sample_size", 8},
+                                         {"block_out_channels", {8, 16}},
+                                         {"layers_per_block", 2},
+                                         {"down_block_types", {"CrossAttnDownBlock2D", "DownBlock2D"}},
+                                         {"up_block_types", {"UpBlock2D", "CrossAttnUpBlock2D"}},
+                                         {"norm_num_groups", 4},
+                                         {"cross_attention_dim", 12},
+                                         {"attention_head_dim", 2}};
 
 // Walks forward on detached states, then backward one segment at a time: bitwise plain autograd.
 inline void expect_walk_equals_plain_autograd(const Denoiser& denoiser, const ModelInput& input) {

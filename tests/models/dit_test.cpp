@@ -14,15 +14,10 @@ const nlohmann::json kTinyDit = {{"input_size", 8},          {"patch_size", 2}, 
                                  {"mlp_ratio", 4.0},         {"num_classes", 5}, {"learn_sigma", true},
                                  {"class_dropout_prob", 0.1}};
 
-// Every path carries a signal: zero-initialised weights are drawn too.
 std::unique_ptr<Denoiser> random_dit(const nlohmann::json& config,
                                      at::ScalarType compute_dtype = at::kFloat) {
   auto denoiser = build_denoiser("dit", config, {.compute_dtype = compute_dtype});
-  initialize_weights(*denoiser, 0);
-  for (const auto& parameter : denoiser->parameters())
-    if (parameter->trainable)
-      initialize(parameter->value.dim() > 1 ? Init::normal(0.1) : Init::normal(0.2), 1, parameter->key,
-                 parameter->value);
+  draw_trained_weights(*denoiser, 0.1, 0.2);
   return denoiser;
 }
 
@@ -35,9 +30,7 @@ ModelInput tiny_input(int64_t batch = 3) {
 
 TEST(Dit, SegmentsAreEmbedBlocksFinal) {
   const auto denoiser = build_denoiser("dit", kTinyDit, {.device = at::kMeta});
-  std::vector<std::string> names;
-  for (const auto& segment : denoiser->segments()) names.push_back(segment->name());
-  EXPECT_THAT(names, testing::ElementsAre("embed", "blocks.0", "blocks.1", "final"));
+  EXPECT_THAT(names_of_segments(*denoiser), ElementsAre("embed", "blocks.0", "blocks.1", "final"));
 }
 
 TEST(Dit, ShapeTellsTheTrainerWhatItNeeds) {

@@ -41,11 +41,7 @@ const TextModel kModels[] = {
 
 std::unique_ptr<Denoiser> random_model(const TextModel& model, at::ScalarType compute_dtype = at::kFloat) {
   auto denoiser = build_denoiser(model.name, json::parse(model.config), {.compute_dtype = compute_dtype});
-  initialize_weights(*denoiser, 0);
-  for (const auto& parameter : denoiser->parameters())  // every path carries a signal
-    if (parameter->trainable)
-      initialize(parameter->value.dim() > 1 ? Init::normal(0.15) : Init::normal(0.3), 1, parameter->key,
-                 parameter->value);
+  draw_trained_weights(*denoiser, 0.15, 0.3);
   return denoiser;
 }
 
@@ -75,9 +71,7 @@ class TextModels : public testing::TestWithParam<TextModel> {};
 TEST_P(TextModels, SegmentsAreEmbedBlocksFinal) {
   const auto denoiser =
       build_denoiser(GetParam().name, json::parse(GetParam().config), {.device = at::kMeta});
-  std::vector<std::string> names;
-  for (const auto& segment : denoiser->segments()) names.push_back(segment->name());
-  EXPECT_THAT(names, testing::ElementsAre("embed", "blocks.0", "blocks.1", "final"));
+  EXPECT_THAT(names_of_segments(*denoiser), ElementsAre("embed", "blocks.0", "blocks.1", "final"));
   EXPECT_EQ(denoiser->shape().conditioning.text_width, kTextWidth);
   EXPECT_GT(denoiser->shape().size_multiple, 0);
 }

@@ -1,7 +1,7 @@
 // A text model of a program's own, with ragged captions and pictures of two shapes: one file and one row of
 // the registry.
 #include "core/aten.h"
-#include "data/store/feature_store.h"
+#include "data/test_store.h"
 #include "data/text_store/text_store_writer.h"
 #include "plan/toy_trial.h"
 #include "train/settings.h"
@@ -115,16 +115,8 @@ void write_data(const std::string& folder) {
         name, i == 3 ? std::vector<Caption>() : std::vector<Caption>{{.text = fmt::format("number {}", i)}});
   }
   writer->finish();
-  TextStoreInfo text;
-  text.encoder = "bert";
-  text.encoder_fingerprint = "xxh3:1";
-  text.tokenizer_fingerprint = "xxh3:2";
-  text.width = kTextWidth;
-  text.max_tokens = kMostTokens;
-  text.dtype = Dtype::kF32;
-  text.compute_dtype = "f32";
-  text.entries_per_shard = 64;
-  TextStoreWriter captions(text_store_folder(folder, "bert"), text, table);
+  TextStoreWriter captions(text_store_folder(folder, "bert"),
+                           test::small_text_info(kTextWidth, kMostTokens, 64), table);
   std::vector<int64_t> rows;
   std::vector<float> features;
   for (int64_t entry = 0; entry < table.num_entries(); ++entry) {

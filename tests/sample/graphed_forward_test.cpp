@@ -23,14 +23,7 @@ at::Tensor weigh(const ModelInput& input) {
          input.timesteps.view({-1, 1, 1, 1}) * input.conditioning.class_labels.view({-1, 1, 1, 1});
 }
 
-struct GraphedForwardTest : ::testing::Test {
-  int captures = 0;
-  std::vector<std::string> warnings;
-  GraphOptions options() {
-    return {.make_graph = [this] { return std::make_unique<test::RepeatedWork>(captures); },
-            .warn = [this](const std::string& line) { warnings.push_back(line); }};
-  }
-};
+struct GraphedForwardTest : ::testing::Test, test::Recording {};
 
 TEST_F(GraphedForwardTest, ReplaysReadTheNewInputs) {
   const ForwardFn graphed = graphed_forward(weigh, options());

@@ -30,10 +30,18 @@ class Output : public ::testing::Test {
   }
   static std::vector<std::string> names() { return {"0.png", "1.png", "2.png", "3.png", "4.png"}; }
 
-  std::string npz_bytes() const {
-    std::ifstream file(options_.npz, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
+  static void add_all(SampleOutput& output, const std::vector<int64_t>& images) {
+    for (const int64_t i : images) output.add(i, picture(i));
   }
+  static void finish(SampleOutput& output) {
+    add_all(output, output.missing());
+    output.finish();
+  }
+  void draw_all(const SampleOutputOptions& options) const {
+    SampleOutput output(options, names());
+    finish(output);
+  }
+  std::string npz_bytes() const { return read_bytes(options_.npz); }
 
   test::TempFolder temporary_;
   fs::path folder_ = temporary_.path();
@@ -44,13 +52,12 @@ TEST_F(Output, GoesOnWhereItStopped) {
   {
     SampleOutput output(options_, names());
     EXPECT_THAT(output.missing(), ElementsAre(0, 1, 2, 3, 4));
-    for (int64_t i : {0, 1}) output.add(i, picture(i));
+    add_all(output, {0, 1});
   }  // killed
   {
     SampleOutput output(options_, names());
     EXPECT_THAT(output.missing(), ElementsAre(2, 3, 4));
-    for (int64_t i : {2, 3, 4}) output.add(i, picture(i));
-    output.finish();
+    finish(output);
   }
   const std::string resumed = npz_bytes();
   for (int64_t i = 0; i < 5; ++i)
@@ -58,9 +65,7 @@ TEST_F(Output, GoesOnWhereItStopped) {
 
   fs::remove_all(options_.folder);
   fs::remove(options_.npz);
-  SampleOutput output(options_, names());
-  for (int64_t i = 0; i < 5; ++i) output.add(i, picture(i));
-  output.finish();
+  draw_all(options_);
   EXPECT_EQ(npz_bytes(), resumed);
   EXPECT_FALSE(resumed.empty());
 }
@@ -68,16 +73,11 @@ TEST_F(Output, GoesOnWhereItStopped) {
 TEST_F(Output, FillsTheNpzFromPicturesThatAreThere) {
   SampleOutputOptions png_only = options_;
   png_only.npz.clear();
-  {
-    SampleOutput output(png_only, names());
-    for (int64_t i : {0, 1, 2, 3, 4}) output.add(i, picture(i));
-    output.finish();
-  }
+  draw_all(png_only);
   fs::remove(fs::path(options_.folder) / "2.png");  // one is to be drawn again
   SampleOutput output(options_, names());
   EXPECT_THAT(output.missing(), ElementsAre(2));
-  output.add(2, picture(2));
-  output.finish();
+  finish(output);
   const std::string bytes = npz_bytes();
   for (int64_t i = 0; i < 5; ++i)
     EXPECT_NE(bytes.find(std::string(72, static_cast<char>(10 * i + 1))), std::string::npos) << i;
@@ -87,19 +87,17 @@ TEST_F(Output, NpzAloneResumesToo) {
   options_.write_png = false;
   {
     SampleOutput output(options_, names());
-    for (int64_t i : {0, 1, 2}) output.add(i, picture(i));
+    add_all(output, {0, 1, 2});
   }
   SampleOutput output(options_, names());
   EXPECT_THAT(output.missing(), ElementsAre(3, 4));
-  for (int64_t i : {3, 4}) output.add(i, picture(i));
-  output.finish();
+  finish(output);
   EXPECT_TRUE(fs::exists(options_.npz));
   EXPECT_FALSE(fs::exists(fs::path(options_.folder) / "0.png"));
 }
 
 std::map<std::string, std::string> texts_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const std::string bytes = read_bytes(path);
   const PngTexts texts = png_texts(std::as_bytes(std::span(bytes)));
   return {texts.begin(), texts.end()};
 }
@@ -110,8 +108,7 @@ TEST_F(Output, PicturesAndGridsSayHowTheyWereDrawn) {
   options_.settings["image"] = "the picture that drawing started from";
   options_.words = [](int64_t image) { return image == 0 ? "a \xc3\xa4pple" : "two birds"; };
   SampleOutput output(options_, names());
-  for (const int64_t i : output.missing()) output.add(i, picture(i));
-  output.finish();
+  finish(output);
   auto texts = texts_of(options_.folder + "/0.png");
   EXPECT_EQ(texts["Description"], "a \xc3\xa4pple");
   EXPECT_EQ(nlohmann::json::parse(texts["kiln"]),
@@ -133,8 +130,7 @@ TEST_F(Output, TextsSayWhatTheirOwnPicturesShow) {
     options_.settings = {{"seed", 1}, {key, {5, 6, 7, 8, 9}}};
     options_.words = [](int64_t image) { return "bird " + std::to_string(image); };
     SampleOutput output(options_, names());
-    for (const int64_t i : output.missing()) output.add(i, picture(i));
-    output.finish();
+    finish(output);
     const std::string grid = texts_of(output.write_grid(2, 2)).at("kiln");
     EXPECT_EQ(nlohmann::json::parse(grid), nlohmann::json({{"seed", 1}, {key, {"bird 0", "bird 1"}}}));
     EXPECT_FALSE(nlohmann::json::parse(texts_of(options_.folder + "/3.png").at("kiln")).contains(key));
@@ -144,11 +140,7 @@ TEST_F(Output, TextsSayWhatTheirOwnPicturesShow) {
 using Role = SampleOutputOptions::Role;
 
 TEST_F(Output, SeveralProcessesMakeTheSameNpz) {
-  {
-    SampleOutput alone(options_, names());
-    for (int64_t i = 0; i < 5; ++i) alone.add(i, picture(i));
-    alone.finish();
-  }
+  draw_all(options_);
   const std::string expected = npz_bytes();
   for (bool write_png : {true, false}) {
     fs::remove_all(options_.folder);
@@ -159,8 +151,8 @@ TEST_F(Output, SeveralProcessesMakeTheSameNpz) {
     other_options.role = Role::kOther;
     SampleOutput first(first_options, names()), other(other_options, names());
     EXPECT_THAT(first.missing(), ElementsAre(0, 1, 2, 3, 4));
-    for (int64_t i : {3, 1}) other.add(i, picture(i));
-    for (int64_t i : {0, 2, 4}) first.add(i, picture(i));
+    add_all(other, {3, 1});
+    add_all(first, {0, 2, 4});
     first.finish();
     EXPECT_EQ(npz_bytes(), expected);
     EXPECT_EQ(fs::exists(fs::path(options_.folder) / "3.png"), write_png);
@@ -177,8 +169,7 @@ TEST_F(Output, OneProcessGoesOnWithWhatSeveralLeft) {
   }  // killed
   SampleOutput output(options_, names());
   EXPECT_THAT(output.missing(), ElementsAre(0, 1, 2, 4));
-  for (int64_t i : {0, 1, 2, 4}) output.add(i, picture(i));
-  output.finish();
+  finish(output);
   EXPECT_NE(npz_bytes().find(std::string(72, static_cast<char>(31))), std::string::npos);
   EXPECT_FALSE(fs::exists(fs::path(options_.folder) / "passing"));
 }
@@ -210,8 +201,7 @@ TEST_F(Output, MoreImagesOfTheSameSettingsExtendAFolder) {
 
 TEST_F(Output, WritesAGrid) {
   SampleOutput output(options_, names());
-  for (int64_t i = 0; i < 5; ++i) output.add(i, picture(i));
-  output.finish();
+  finish(output);
   const Image grid = read_image(output.write_grid(5, 3));
   EXPECT_GE(grid.width, 3 * 6);
   EXPECT_GE(grid.height, 2 * 4);
@@ -234,8 +224,7 @@ TEST(SelectClasses, ByNumberOrName) {
 }
 
 TEST(SelectClasses, UnknownNamesGetTheNearestOnes) {
-  const std::string message = message_of([] { select_classes({"animals"}, kNames, 4); });
-  EXPECT_THAT(message, has_all("\"animals\"", "nearest are Animals & Nature"));
+  EXPECT_ERROR(select_classes({"animals"}, kNames, 4), "\"animals\"", "nearest are Animals & Nature");
   EXPECT_THAT(nearest_names("Food & Drinks", kNames, 1), ElementsAre("Food & Drink"));
   EXPECT_THAT(nearest_names("x", {}, 3), IsEmpty());
 }

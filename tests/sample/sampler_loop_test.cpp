@@ -40,16 +40,20 @@ int largest_difference(const Image& a, const Image& b) {
   return largest;
 }
 
-class EverySampler : public ::testing::TestWithParam<std::string> {};
+class EverySampler : public ::testing::TestWithParam<std::string> {
+ protected:
+  const std::unique_ptr<Denoiser> denoiser_ = tiny_denoiser({.learn_sigma = GetParam() != "flow_euler"});
+  std::vector<Image> draw_of(int64_t num_images, int64_t batch) const {
+    return draw(*denoiser_, tiny_options(num_images, batch, GetParam()));
+  }
+};
 INSTANTIATE_TEST_SUITE_P(Names, EverySampler, ::testing::ValuesIn(sampler_names()));
 
 TEST_P(EverySampler, ImagesDoNotDependOnTheBatch) {
-  const bool flow = GetParam() == "flow_euler";
-  const auto denoiser = tiny_denoiser({.learn_sigma = !flow});
-  const std::vector<Image> one = draw(*denoiser, tiny_options(7, 1, GetParam()));
+  const std::vector<Image> one = draw_of(7, 1);
   ASSERT_EQ(one.size(), 7u);
   for (int64_t batch : {2, 3, 7, 100}) {
-    const std::vector<Image> many = draw(*denoiser, tiny_options(7, batch, GetParam()));
+    const std::vector<Image> many = draw_of(7, batch);
     ASSERT_EQ(many.size(), 7u);
     for (size_t i = 0; i < 7; ++i) EXPECT_LE(largest_difference(one[i], many[i]), 1) << "batch " << batch;
   }
@@ -58,13 +62,11 @@ TEST_P(EverySampler, ImagesDoNotDependOnTheBatch) {
 }
 
 TEST_P(EverySampler, ImagesAreNamedByTheirIndex) {
-  const bool flow = GetParam() == "flow_euler";
-  const auto denoiser = tiny_denoiser({.learn_sigma = !flow});
-  const std::vector<Image> all = draw(*denoiser, tiny_options(6, 6, GetParam()));
+  const std::vector<Image> all = draw_of(6, 6);
   SampleOptions some = tiny_options(6, 6, GetParam());
   some.images = {some.images[4], some.images[1]};
   some.conditioning = class_labels_fn({.num_classes = 10}, {4 % 3, 1});
-  const std::vector<Image> two = draw(*denoiser, some);
+  const std::vector<Image> two = draw(*denoiser_, some);
   EXPECT_LE(largest_difference(two[0], all[4]), 1);
   EXPECT_LE(largest_difference(two[1], all[1]), 1);
 }

@@ -7,14 +7,7 @@
 namespace kiln {
 namespace {
 
-struct Recording {
-  int captures = 0;
-  std::vector<std::string> warnings;
-  GraphOptions options() {
-    return {.make_graph = [this] { return std::make_unique<test::RepeatedWork>(captures); },
-            .warn = [this](const std::string& line) { warnings.push_back(line); }};
-  }
-};
+using test::Recording;
 
 struct Ran {
   std::vector<StepResult> results;

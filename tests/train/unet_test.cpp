@@ -10,15 +10,6 @@
 namespace kiln {
 namespace {
 
-const nlohmann::json kTinyUnet = {{"sample_size", 8},
-                                  {"block_out_channels", {8, 16}},
-                                  {"layers_per_block", 2},
-                                  {"down_block_types", {"CrossAttnDownBlock2D", "DownBlock2D"}},
-                                  {"up_block_types", {"UpBlock2D", "CrossAttnUpBlock2D"}},
-                                  {"norm_num_groups", 4},
-                                  {"cross_attention_dim", 12},
-                                  {"attention_head_dim", 2}};
-
 std::unique_ptr<Denoiser> random_unet(at::ScalarType compute_dtype = at::kFloat) {
   auto denoiser = build_denoiser("unet2d_condition", kTinyUnet, {.compute_dtype = compute_dtype});
   initialize_weights(*denoiser, 0);
@@ -35,11 +26,9 @@ ModelInput unet_input(int64_t batch = 2) {
 
 TEST(Unet, SegmentsFollowTheResnets) {
   const auto denoiser = random_unet();
-  std::vector<std::string> names;
-  for (const auto& segment : denoiser->segments()) names.push_back(segment->name());
-  EXPECT_THAT(names,
-              testing::ElementsAre("embed", "down.0.0", "down.0.1", "down.1.0", "down.1.1", "mid", "up.0.0",
-                                   "up.0.1", "up.0.2", "up.1.0", "up.1.1", "up.1.2", "final"));
+  EXPECT_THAT(names_of_segments(*denoiser),
+              ElementsAre("embed", "down.0.0", "down.0.1", "down.1.0", "down.1.1", "mid", "up.0.0", "up.0.1",
+                          "up.0.2", "up.1.0", "up.1.1", "up.1.2", "final"));
   int64_t depth = 0;
   for (const auto& segment : denoiser->segments()) depth += segment->skips().pushes - segment->skips().pops;
   EXPECT_EQ(depth, 0);
