@@ -85,8 +85,7 @@ void flip_byte(const fs::path& path, size_t position) {
 
 TEST_F(TrainState, AFlippedByteOfItIsDamage) {
   const fs::path folder = write(1), path = folder / "train_state.json";
-  std::ifstream file(path);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string text = read_bytes(path);
   for (const char* value : {"\"images_seen\": ", "\"seed\": ", "\"xxh3\": \""}) {
     const size_t position = text.find(value) + std::string(value).size();
     ASSERT_LT(position, text.size());
@@ -125,11 +124,12 @@ TEST_F(TrainState, TellsTheChecksumsOfItsFiles) {
 }
 
 TEST_F(TrainState, AReaderOfOneFileTakesTheNewestThatIsWhole) {
+  const auto find = [&](const std::string& name) {
+    return newest_checked_file(run_, [&](const std::string& folder) { return folder + "/" + name; });
+  };
   const auto newest = [&](const std::string& name) {
-    ::testing::internal::CaptureStderr();
-    const std::string path = newest_checked_file(
-        run_, [&](const std::string& folder) { return (fs::path(folder) / name).string(); });
-    warnings_ = ::testing::internal::GetCapturedStderr();
+    std::string path;
+    warnings_ = stderr_of([&] { path = find(name); });
     return path;
   };
   EXPECT_EQ(newest("model.safetensors"), "");
@@ -142,11 +142,8 @@ TEST_F(TrainState, AReaderOfOneFileTakesTheNewestThatIsWhole) {
                            " has other bytes than were written\n");
   EXPECT_EQ(newest("notes"), second / "notes");  // of which nothing is known
   flip_byte(first / "model.safetensors", 0);
-  EXPECT_THAT(test::message_of([&] {
-                newest_checked_file(run_,
-                                    [](const std::string& folder) { return folder + "/model.safetensors"; });
-              }),
-              HasSubstr("none of the 2 checkpoints of " + run_.string() + " is whole: model.safetensors of"));
+  EXPECT_ERROR(find("model.safetensors"),
+               "none of the 2 checkpoints of " + run_.string() + " is whole: model.safetensors of");
 }
 
 // Another start, or another machine, may see it.

@@ -8,9 +8,6 @@
 namespace kiln {
 namespace {
 
-using ::testing::internal::CaptureStderr, ::testing::internal::CaptureStdout,
-    ::testing::internal::GetCapturedStderr, ::testing::internal::GetCapturedStdout;
-
 struct Outcome {
   int status = 0;
   std::string errors, text;
@@ -38,11 +35,12 @@ Outcome run(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "tool");
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
-  CaptureStderr();
-  CaptureStdout();
-  const int status = run_command_line(app, static_cast<int>(pointers.size()), pointers.data());
-  std::string text = GetCapturedStdout();
-  return {status, GetCapturedStderr(), std::move(text)};
+  Outcome outcome;
+  const auto run_it = [&] {
+    outcome.status = run_command_line(app, static_cast<int>(pointers.size()), pointers.data());
+  };
+  outcome.errors = stderr_of([&] { outcome.text = stdout_of(run_it); });
+  return outcome;
 }
 
 TEST(CommandLine, ErrorsAreOneLineThatSaysWhatToDo) {

@@ -48,8 +48,7 @@ TEST(Yaml, WhatIsNoConfigNamesItsLine) {
 
 TEST(Yaml, HugeAndDeepFilesAreRefused) {
   std::string deep = "a: ";
-  for (int level = 0; level < 100; ++level) deep += "[";
-  for (int level = 0; level < 100; ++level) deep += "]";
+  deep += std::string(100, '[') + std::string(100, ']');
   EXPECT_THAT(refusal(deep), HasSubstr("16 levels"));
   EXPECT_NE(refusal("a: " + std::string(100'000, '[')), "");
   EXPECT_THAT(refusal("a: " + std::string(2'000'000, 'x')), HasSubstr("bytes"));

@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 
 #include <csignal>
+#include <map>
+#include <set>
 
 #include "core/dtype.h"
 #include "data/test_store.h"
@@ -13,25 +15,19 @@ namespace {
 
 using test::add_samples, test::make_sample, test::small_info, test::write_store;
 
-// Every file of a folder with its content.
-std::map<std::string, std::string> contents(const std::string& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    files[entry.path().filename().string()] = test::read_bytes(entry.path().string());
-  }
+// The files that differ or are in one folder only.
+using Files = std::map<std::string, std::string>;
+Files contents(const std::string& folder) {
+  Files files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    files[entry.path().filename().string()] = read_bytes(entry.path().string());
   return files;
 }
-
-// Names of the files that differ or are in one only.
-std::vector<std::string> differing_files(std::map<std::string, std::string> a,
-                                         std::map<std::string, std::string> b) {
-  std::vector<std::string> names;
-  for (const auto& [name, bytes] : a) {
-    if (!b.contains(name) || b[name] != bytes) names.push_back(name);
-  }
-  for (const auto& [name, bytes] : b) {
-    if (!a.contains(name)) names.push_back(name);
-  }
+std::set<std::string> differing_files(Files a, Files b) {
+  std::set<std::string> names;
+  for (const Files& files : {a, b})
+    for (const auto& [name, bytes] : files)
+      if (!a.contains(name) || !b.contains(name) || a[name] != b[name]) names.insert(name);
   return names;
 }
 
@@ -117,52 +113,69 @@ TEST(FeatureStore, RefusesSamplesThatAreNotThere) {
   EXPECT_ERROR(store->caption(-1), "got -1");
 }
 
-TEST(FeatureStoreWriter, SameSamplesGiveTheSameBytes) {
-  const TempFolder folder;
-  write_store(folder / "a", small_info(), 10);
-  write_store(folder / "b", small_info(), 10);
-  EXPECT_THAT(differing_files(contents(folder / "a"), contents(folder / "b")), testing::IsEmpty());
+class StoreWriter : public testing::Test {
+ protected:
+  std::unique_ptr<FeatureStoreWriter> open(int64_t samples_per_shard = 4) const {
+    return FeatureStoreWriter::open(path_, info_, samples_per_shard);
+  }
+  void add_to(int64_t num_samples, int64_t samples_per_shard = 4) const {
+    add_samples(*open(samples_per_shard), info_, num_samples);
+  }
+  // Adds what is missing of so many samples, which then are the store.
+  void finish(FeatureStoreWriter& writer, int64_t num_samples) const {
+    add_samples(writer, info_, num_samples);
+    writer.finish();
+  }
+  // Sample 0, changed, is refused with this text.
+  void expect_refusal(FeatureStoreWriter& writer, const auto& change, const std::string& text) const {
+    auto sample = make_sample(info_, 0);
+    change(sample);
+    EXPECT_ERROR(writer.add(sample), text);
+  }
+
+  const TempFolder folder_;
+  const std::string path_ = folder_ / "store";
+  StoreInfo info_ = small_info();
+};
+
+TEST_F(StoreWriter, SameSamplesGiveTheSameBytes) {
+  write_store(folder_ / "a", small_info(), 10);
+  write_store(folder_ / "b", small_info(), 10);
+  EXPECT_THAT(differing_files(contents(folder_ / "a"), contents(folder_ / "b")), IsEmpty());
 }
 
-TEST(FeatureStoreWriter, LargeSamplesMakeSmallShards) {
-  const TempFolder folder;
-  StoreInfo info = small_info();
-  info.channels = 64;
-  info.lanes = {{.height = 640, .width = 640}};  // 100 MiB of mean: two fit the limit of a shard
-  info.has_logvar = false;
-  write_store(folder / "store", info, 3, /*samples_per_shard=*/4096);
-  EXPECT_EQ(read_store_info(folder / "store").shards.size(), 2u);
+TEST_F(StoreWriter, LargeSamplesMakeSmallShards) {
+  info_.channels = 64;
+  info_.lanes = {{.height = 640, .width = 640}};  // 100 MiB of mean: two fit the limit of a shard
+  info_.has_logvar = false;
+  write_store(path_, info_, 3, /*samples_per_shard=*/4096);
+  EXPECT_EQ(read_store_info(path_).shards.size(), 2u);
 }
 
 // --- continuing ---
 
-TEST(FeatureStoreWriter, ContinuesWhereItStopped) {
-  const TempFolder folder;
-  const StoreInfo info = small_info();
-  write_store(folder / "whole", info, 21);
+TEST_F(StoreWriter, ContinuesWhereItStopped) {
+  write_store(folder_ / "whole", info_, 21);
   for (const int64_t stop : {0, 1, 4, 5, 13, 21}) {
-    const std::string path = folder / ("store" + std::to_string(stop));
+    const std::string path = folder_ / ("store" + std::to_string(stop));
     {
-      const auto writer = FeatureStoreWriter::open(path, info, 4);
-      add_samples(*writer, info, stop);
+      const auto writer = FeatureStoreWriter::open(path, info_, 4);
+      add_samples(*writer, info_, stop);
     }  // no finish(): the process went away
     EXPECT_ERROR(FeatureStore::open(path), "run the command that began it again");
-    const auto writer = FeatureStoreWriter::open(path, info, 4);
+    const auto writer = FeatureStoreWriter::open(path, info_, 4);
     EXPECT_EQ(writer->num_complete(), stop);
-    EXPECT_EQ(writer->last_name(), stop == 0 ? "" : make_sample(info, stop - 1).name);
-    add_samples(*writer, info, 21);
-    writer->finish();
-    EXPECT_THAT(differing_files(contents(path), contents(folder / "whole")), testing::IsEmpty()) << stop;
+    EXPECT_EQ(writer->last_name(), stop == 0 ? "" : make_sample(info_, stop - 1).name);
+    finish(*writer, 21);
+    EXPECT_THAT(differing_files(contents(path), contents(folder_ / "whole")), IsEmpty()) << stop;
   }
 }
 
 // A child writes without end and is killed at a random moment, again and again, until all samples are there.
-TEST(FeatureStoreWriter, SurvivesKillMinusNine) {
-  const TempFolder folder;
-  StoreInfo info = small_info();
-  info.lanes = {{.height = 16, .width = 16}};
+TEST_F(StoreWriter, SurvivesKillMinusNine) {
+  info_.lanes = {{.height = 16, .width = 16}};
   constexpr int64_t kNumSamples = 400;
-  write_store(folder / "whole", info, kNumSamples, 16);
+  write_store(folder_ / "whole", info_, kNumSamples, 16);
   int num_kills = 0;
   int64_t kept = 0;
   for (; num_kills < 200; ++num_kills) {
@@ -170,9 +183,9 @@ TEST(FeatureStoreWriter, SurvivesKillMinusNine) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       try {
-        const auto writer = FeatureStoreWriter::open(folder / "store", info, 16);
+        const auto writer = open(16);
         for (int64_t i = writer->num_complete(); i < kNumSamples; ++i) {
-          writer->add(make_sample(info, i));
+          writer->add(make_sample(info_, i));
           ::usleep(50);
         }
         writer->finish();
@@ -189,155 +202,134 @@ TEST(FeatureStoreWriter, SurvivesKillMinusNine) {
       ASSERT_EQ(WEXITSTATUS(status), 0);
       break;
     }
-    if (!std::filesystem::exists(folder / "store")) continue;
-    const int64_t now = FeatureStoreWriter::open(folder / "store", info, 16)->num_complete();
+    if (!std::filesystem::exists(path_)) continue;
+    const int64_t now = open(16)->num_complete();
     EXPECT_GE(now, kept);  // what was kept stays
     kept = now;
   }
   EXPECT_GE(num_kills, 2);
-  const auto writer = FeatureStoreWriter::open(folder / "store", info, 16);
-  add_samples(*writer, info, kNumSamples);
-  writer->finish();
-  EXPECT_THAT(differing_files(contents(folder / "store"), contents(folder / "whole")), testing::IsEmpty());
+  const auto writer = open(16);
+  finish(*writer, kNumSamples);
+  EXPECT_THAT(differing_files(contents(path_), contents(folder_ / "whole")), IsEmpty());
 }
 
-TEST(FeatureStoreWriter, DropsATornRecord) {
-  const TempFolder folder;
-  const StoreInfo info = small_info();
-  { add_samples(*FeatureStoreWriter::open(folder / "store", info, 100), info, 5); }
-  const std::string log = folder / "store" + "/unfinished-shard.log";
-  const std::string bytes = test::read_bytes(log);
+TEST_F(StoreWriter, DropsATornRecord) {
+  add_to(5, 100);
+  const std::string log = path_ + "/unfinished-shard.log";
+  const std::string bytes = read_bytes(log);
   for (const size_t cut : {size_t{1}, size_t{60}, bytes.size() / 5 - 1}) {
-    test::write_bytes(log, bytes.substr(0, bytes.size() - cut));
-    EXPECT_EQ(FeatureStoreWriter::open(folder / "store", info, 100)->num_complete(), 4) << cut;
+    write_bytes(log, bytes.substr(0, bytes.size() - cut));
+    EXPECT_EQ(open(100)->num_complete(), 4) << cut;
   }
   std::string flipped = bytes;
   flipped[flipped.size() / 2] ^= 4;  // in the third record
-  test::write_bytes(log, flipped);
-  EXPECT_EQ(FeatureStoreWriter::open(folder / "store", info, 100)->num_complete(), 2);
-  EXPECT_EQ(test::read_bytes(log), bytes.substr(0, test::read_bytes(log).size()));
+  write_bytes(log, flipped);
+  EXPECT_EQ(open(100)->num_complete(), 2);
+  EXPECT_EQ(read_bytes(log), bytes.substr(0, read_bytes(log).size()));
 }
 
-TEST(FeatureStoreWriter, AKillBetweenShardAndLogLosesAndDoublesNothing) {
-  const TempFolder folder;
-  const StoreInfo info = small_info();
-  const std::string log = folder / "store" + "/unfinished-shard.log";
+TEST_F(StoreWriter, AKillBetweenShardAndLogLosesAndDoublesNothing) {
+  const std::string log = path_ + "/unfinished-shard.log";
   std::string records;
   {
-    const auto writer = FeatureStoreWriter::open(folder / "store", info, 4);
-    add_samples(*writer, info, 3);
-    records = test::read_bytes(log);
-    writer->add(make_sample(info, 3));  // fills the shard, clears the log
+    const auto writer = open();
+    add_samples(*writer, info_, 3);
+    records = read_bytes(log);
+    writer->add(make_sample(info_, 3));  // fills the shard, clears the log
   }
-  test::write_bytes(log, records);  // as if killed before clearing it
-  const auto writer = FeatureStoreWriter::open(folder / "store", info, 4);
+  write_bytes(log, records);  // as if killed before clearing it
+  const auto writer = open();
   EXPECT_EQ(writer->num_complete(), 4);
   EXPECT_EQ(std::filesystem::file_size(log), 0u);
 }
 
-TEST(FeatureStoreWriter, FinishedStoreStaysAsItIs) {
-  const TempFolder folder;
-  const StoreInfo info = small_info();
-  write_store(folder / "store", info, 6);
-  const auto before = contents(folder / "store");
-  const auto writer = FeatureStoreWriter::open(folder / "store", info, 4);
+TEST_F(StoreWriter, FinishedStoreStaysAsItIs) {
+  write_store(path_, info_, 6);
+  const auto before = contents(path_);
+  const auto writer = open();
   EXPECT_EQ(writer->num_complete(), 6);
-  EXPECT_ERROR(writer->add(make_sample(info, 6)), "complete with 6 samples");
+  EXPECT_ERROR(writer->add(make_sample(info_, 6)), "complete with 6 samples");
   writer->finish();
-  EXPECT_THAT(differing_files(contents(folder / "store"), before), testing::IsEmpty());
+  EXPECT_THAT(differing_files(contents(path_), before), IsEmpty());
 }
 
 // --- refusals ---
 
-TEST(FeatureStoreWriter, RefusesOtherSettings) {
-  const TempFolder folder;
-  const StoreInfo info = small_info();
-  { add_samples(*FeatureStoreWriter::open(folder / "store", info, 4), info, 5); }
-  StoreInfo other = info;
-  other.scaling_factor = 0.13025;
-  other.autoencoder_fingerprint = "fedcba9876543210";
-  const std::string message = message_of([&] { FeatureStoreWriter::open(folder / "store", other, 4); });
-  EXPECT_THAT(message, has_all("other settings", "scaling_factor (0.18215 there, 0.13025 asked for)",
-                               "autoencoder_fingerprint"));
-  other = info;
-  other.source = {{"path", "others"}, {"dtype", "F32"}};
-  EXPECT_ERROR(FeatureStoreWriter::open(folder / "store", other, 4),
-               "source dtype (none there, \"F32\" asked for), source path (\"pictures\" there");
-  other.source = nullptr;
-  EXPECT_ERROR(FeatureStoreWriter::open(folder / "store", other, 4), "source path");
-  EXPECT_EQ(FeatureStoreWriter::open(folder / "store", info, 4)->num_complete(), 5);
+TEST_F(StoreWriter, RefusesOtherSettings) {
+  add_to(5);
+  const auto refuses = [&](const auto& change, const auto&... texts) {
+    StoreInfo other = info_;
+    change(other);
+    EXPECT_ERROR(FeatureStoreWriter::open(path_, other, 4), texts...);
+  };
+  refuses(
+      [](StoreInfo& other) {
+        other.scaling_factor = 0.13025;
+        other.autoencoder_fingerprint = "fedcba9876543210";
+      },
+      "other settings", "scaling_factor (0.18215 there, 0.13025 asked for)", "autoencoder_fingerprint");
+  refuses(
+      [](StoreInfo& other) {
+        other.source = {{"path", "others"}, {"dtype", "F32"}};
+      },
+      "source dtype (none there, \"F32\" asked for), source path (\"pictures\" there");
+  refuses([](StoreInfo& other) { other.source = nullptr; }, "source path");
+  EXPECT_EQ(open()->num_complete(), 5);
 }
 
-TEST(FeatureStoreWriter, RefusesNonFiniteSamplesByName) {
-  const TempFolder folder;
-  const StoreInfo info = small_info();
-  const auto writer = FeatureStoreWriter::open(folder / "store", info, 4);
-  auto sample = make_sample(info, 0);
-  sample.mean[17] = std::nanf("");
-  EXPECT_ERROR(writer->add(sample), "nan in the mean of sample \"folder/image.0.v2.png\"");
-  sample = make_sample(info, 0);
-  sample.logvar.back() = -INFINITY;
-  EXPECT_ERROR(writer->add(sample), "-inf in the logvar of sample");
-  writer->add(make_sample(info, 0));  // and goes on
-  writer->finish();
-  EXPECT_EQ(FeatureStore::open(folder / "store")->size(), 1);
+TEST_F(StoreWriter, RefusesNonFiniteSamplesByName) {
+  const auto writer = open();
+  expect_refusal(
+      *writer, [](auto& sample) { sample.mean[17] = std::nanf(""); },
+      "nan in the mean of sample \"folder/image.0.v2.png\"");
+  expect_refusal(
+      *writer, [](auto& sample) { sample.logvar.back() = -INFINITY; }, "-inf in the logvar of sample");
+  finish(*writer, 1);  // and goes on
+  EXPECT_EQ(FeatureStore::open(path_)->size(), 1);
 }
 
-TEST(FeatureStoreWriter, RefusesWhatFp16CannotHold) {
-  const TempFolder folder;
-  StoreInfo info = small_info();
-  info.dtype = Dtype::kF16;
-  const auto writer = FeatureStoreWriter::open(folder / "store", info, 4);
-  auto sample = make_sample(info, 0);
-  sample.mean[3] = 70000;
-  EXPECT_ERROR(writer->add(sample), "beyond fp16");
+TEST_F(StoreWriter, RefusesWhatFp16CannotHold) {
+  info_.dtype = Dtype::kF16;
+  expect_refusal(
+      *open(), [](auto& sample) { sample.mean[3] = 70000; }, "beyond fp16");
 }
 
-TEST(FeatureStoreWriter, RefusesWrongSizesLabelsAndRepeatedNames) {
-  const TempFolder folder;
-  const StoreInfo info = small_info();
-  const auto writer = FeatureStoreWriter::open(folder / "store", info, 4);
-  auto sample = make_sample(info, 0);
-  sample.logvar.pop_back();
-  EXPECT_ERROR(writer->add(sample), "expected 30 values for sample");
-  sample = make_sample(info, 0);
-  sample.label = 3;
-  EXPECT_ERROR(writer->add(sample), "expected a label from -1 to 2");
-  writer->add(make_sample(info, 0));
-  EXPECT_ERROR(writer->add(make_sample(info, 0)), "is in the store already");
+TEST_F(StoreWriter, RefusesWrongSizesLabelsAndRepeatedNames) {
+  const auto writer = open();
+  expect_refusal(
+      *writer, [](auto& sample) { sample.logvar.pop_back(); }, "expected 30 values for sample");
+  expect_refusal(
+      *writer, [](auto& sample) { sample.label = 3; }, "expected a label from -1 to 2");
+  add_samples(*writer, info_, 1);
+  expect_refusal(
+      *writer, [](auto&) {}, "is in the store already");
 }
 
-TEST(FeatureStoreWriter, RefusesImpossibleSettings) {
-  const TempFolder folder;
-  StoreInfo info = small_info();
-  info.scaling_factor = 0;
-  EXPECT_ERROR(FeatureStoreWriter::open(folder / "store", info), "scaling_factor");
-  info = small_info();
-  info.channels = 0;
-  EXPECT_ERROR(FeatureStoreWriter::open(folder / "store", info), "\"channels\"");
-  info = small_info();
-  info.dtype = Dtype::kI64;
-  EXPECT_ERROR(FeatureStoreWriter::open(folder / "store", info), "F32, BF16 or F16");
+TEST_F(StoreWriter, RefusesImpossibleSettings) {
+  info_.scaling_factor = 0;
+  EXPECT_ERROR(open(), "scaling_factor");
+  info_ = small_info();
+  info_.channels = 0;
+  EXPECT_ERROR(open(), "\"channels\"");
+  info_ = small_info();
+  info_.dtype = Dtype::kI64;
+  EXPECT_ERROR(open(), "F32, BF16 or F16");
 }
 
-TEST(FeatureStoreWriter, RefusesAnEmptyStore) {
-  const TempFolder folder;
-  const auto writer = FeatureStoreWriter::open(folder / "store", small_info());
+TEST_F(StoreWriter, RefusesAnEmptyStore) {
+  const auto writer = FeatureStoreWriter::open(path_, small_info());
   EXPECT_ERROR(writer->finish(), "expected at least one sample");
 }
 
-TEST(FeatureStoreWriter, RefusesAFolderWithOtherThings) {
-  const TempFolder folder;
-  std::filesystem::create_directory(folder / "pictures");
-  test::write_bytes(folder / "pictures" + "/a.png", "x");
-  EXPECT_ERROR(FeatureStoreWriter::open(folder / "pictures", small_info()), "got a folder with \"a.png\"");
+TEST_F(StoreWriter, RefusesAFolderWithOtherThings) {
+  std::filesystem::create_directory(folder_ / "pictures");
+  write_bytes(folder_ / "pictures" + "/a.png", "x");
+  EXPECT_ERROR(FeatureStoreWriter::open(folder_ / "pictures", small_info()), "got a folder with \"a.png\"");
 }
 
-TEST(FeatureStoreWriter, TwoWritersDoNotMix) {
-  const TempFolder folder;
-  const auto writer = FeatureStoreWriter::open(folder / "store", small_info());
-  EXPECT_ERROR(FeatureStoreWriter::open(folder / "store", small_info()),
-               "another process is writing this store");
+TEST_F(StoreWriter, TwoWritersDoNotMix) {
+  const auto writer = FeatureStoreWriter::open(path_, small_info());
+  EXPECT_ERROR(FeatureStoreWriter::open(path_, small_info()), "another process is writing this store");
 }
 
 // Runs `action` in a child and gives the message of its Error, "" if it threw none.
@@ -367,60 +359,54 @@ std::string message_in_child(Action&& action) {
   return message;
 }
 
-TEST(FeatureStoreWriter, NoPermissionIsOneLine) {
-  const TempFolder folder;
-  std::filesystem::create_directory(folder / "locked");
-  std::filesystem::permissions(folder / "locked",
+TEST_F(StoreWriter, NoPermissionIsOneLine) {
+  std::filesystem::create_directory(folder_ / "locked");
+  std::filesystem::permissions(folder_ / "locked",
                                std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
   const std::string message = message_in_child([&] {
     // Root may write anywhere: become nobody. The folder above must stay reachable.
     if (::geteuid() == 0) {
-      std::filesystem::permissions(folder / "", std::filesystem::perms::all);
-      std::filesystem::permissions(folder / "locked", static_cast<std::filesystem::perms>(0555));
+      std::filesystem::permissions(folder_ / "", std::filesystem::perms::all);
+      std::filesystem::permissions(folder_ / "locked", static_cast<std::filesystem::perms>(0555));
       if (::setuid(65534) != 0) ::_exit(1);
     }
-    FeatureStoreWriter::open(folder / "locked" + "/store", small_info());
+    FeatureStoreWriter::open(folder_ / "locked" + "/store", small_info());
   });
   EXPECT_THAT(message, has_all("cannot create", "Permission denied"));
 }
 
 // A file size limit stands in for a full disk: the same error path, without a file system of our own.
-TEST(FeatureStoreWriter, FullDiskKeepsWhatIsThere) {
-  const TempFolder folder;
-  StoreInfo info = small_info();
-  info.lanes = {{.height = 32, .width = 32}};
+TEST_F(StoreWriter, FullDiskKeepsWhatIsThere) {
+  info_.lanes = {{.height = 32, .width = 32}};
   const std::string message = message_in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{100'000, 100'000};
     ::setrlimit(RLIMIT_FSIZE, &limit);
-    add_samples(*FeatureStoreWriter::open(folder / "store", info, 100), info, 20);
+    add_to(20, 100);
   });
   EXPECT_THAT(message, has_all("cannot write", "the samples so far are kept"));
-  const auto writer = FeatureStoreWriter::open(folder / "store", info, 100);
+  const auto writer = open(100);
   EXPECT_EQ(writer->num_complete(), 6);  // of 16,385 bytes and a little each
-  add_samples(*writer, info, 20);
-  writer->finish();
-  expect_samples(*FeatureStore::open(folder / "store", true), info, 20, 0);
+  finish(*writer, 20);
+  expect_samples(*FeatureStore::open(path_, true), info_, 20, 0);
 }
 
-TEST(FeatureStoreWriter, FullDiskWhileWritingAShardLeavesNoPart) {
-  const TempFolder folder;
-  const StoreInfo info = small_info();
+TEST_F(StoreWriter, FullDiskWhileWritingAShardLeavesNoPart) {
   const std::string message = message_in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
-    const auto writer = FeatureStoreWriter::open(folder / "store", info, 100);
-    add_samples(*writer, info, 50);
+    const auto writer = open(100);
+    add_samples(*writer, info_, 50);
     const rlimit limit{5'000, 5'000};
     ::setrlimit(RLIMIT_FSIZE, &limit);
     writer->finish();
   });
   EXPECT_THAT(message, has_all("cannot write", "shard-00000.safetensors"));
-  EXPECT_FALSE(std::filesystem::exists(folder / "store" + "/shard-00000.safetensors"));
-  EXPECT_FALSE(std::filesystem::exists(folder / "store" + "/shard-00000.safetensors.kiln.partial"));
-  const auto writer = FeatureStoreWriter::open(folder / "store", info, 100);
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/shard-00000.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/shard-00000.safetensors.kiln.partial"));
+  const auto writer = open(100);
   EXPECT_EQ(writer->num_complete(), 50);
   writer->finish();
-  expect_samples(*FeatureStore::open(folder / "store", true), info, 50, 0);
+  expect_samples(*FeatureStore::open(path_, true), info_, 50, 0);
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 
 #include "models/registry.h"
 #include "plan/memory/segment_costs.h"
-#include "run/option_values.h"
 #include "train/memory_choices.h"
+#include "train/settings.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -19,7 +19,7 @@ namespace {
 
 struct Setting {
   const char* name;
-  nlohmann::json options;
+  const char* options;
 };
 
 class BudgetOf : public ::testing::TestWithParam<Setting> {
@@ -31,7 +31,6 @@ class BudgetOf : public ::testing::TestWithParam<Setting> {
   };
 
   BudgetOf() {
-    for (const auto& [name, value] : GetParam().options.items()) set_option(options_, name, value);
     data_ = describe(options_).shape;
     costs_ = step_costs(options_, data_, DryRunDevice::kCpu);
     denoiser_ = build_denoiser(
@@ -58,7 +57,7 @@ class BudgetOf : public ::testing::TestWithParam<Setting> {
     return mixtures;
   }
 
-  TrainOptions options_ = test::tiny_dit_options();
+  const TrainOptions options_ = changed(test::tiny_dit_options(), GetParam().options);
   DataShape data_;
   StepCosts costs_;
   std::unique_ptr<Denoiser> denoiser_;
@@ -95,21 +94,14 @@ TEST_P(BudgetOf, IsKeptWithNoMoreFlopsThanTryingEverything) {
   EXPECT_FALSE(within(least.needed - 64).choose(options_).has_value());
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, BudgetOf,
-                         ::testing::Values(Setting{"f32", {{"global-batch", 64}}},
-                                           Setting{"bf16_passes",
-                                                   {{"depth", 3},
-                                                    {"hidden-size", 96},
-                                                    {"patch-size", 4},
-                                                    {"compute-dtype", "bf16"},
-                                                    {"global-batch", 56},
-                                                    {"micro-batch", 24}}},
-                                           Setting{"fp16_flow",
-                                                   {{"depth", 5},
-                                                    {"compute-dtype", "fp16"},
-                                                    {"objective", "flow"},
-                                                    {"global-batch", 33}}}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Models, BudgetOf,
+    ::testing::Values(Setting{"f32", "global-batch=64"},
+                      Setting{"bf16_passes",
+                              "depth=3 hidden-size=96 patch-size=4 compute-dtype=bf16 global-batch=56 "
+                              "micro-batch=24"},
+                      Setting{"fp16_flow", "depth=5 compute-dtype=fp16 objective=flow global-batch=33"}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace kiln

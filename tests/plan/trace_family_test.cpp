@@ -32,24 +32,33 @@ void expect_equal_ops(const StepTrace& composed, const StepTrace& expected) {
   }
 }
 
-class Composed : public ::testing::TestWithParam<FamilySetting> {};
+class Composed : public ::testing::TestWithParam<FamilySetting> {
+ protected:
+  // `steps`: images of a pass and of a step. `check` gets both traces and the latter.
+  void compare(int64_t depth, const std::vector<std::pair<int64_t, int64_t>>& steps, const auto& check) {
+    const FamilySetting& setting = GetParam();
+    TrainOptions options;
+    options.model.name = setting.model;
+    options.model.depth = depth;
+    set_option(options, "compute-dtype", setting.dtype);
+    options.memory.recompute = SegmentSet::parse(setting.recompute);
+    const DataShape data = synthetic_shape(options);
+    TraceFamily family(options, data, setting.device, 64);
+    for (const auto& [micro_batch, images] : steps) {
+      SCOPED_TRACE(fmt::format("{} in passes of {}", images, micro_batch));
+      TrainOptions traced = options;
+      traced.micro_batch = micro_batch;
+      traced.global_batch = images;
+      const StepTrace expected = trace_step(traced, data, setting.device);
+      const StepTrace& composed = family.at(micro_batch, images);
+      check(composed, expected, images);
+      expect_equal_ops(composed, expected);
+    }
+  }
+};
 
 TEST_P(Composed, EqualsTheTrace) {
-  const FamilySetting& setting = GetParam();
-  TrainOptions options;
-  options.model.name = setting.model;
-  options.model.depth = 3;
-  set_option(options, "compute-dtype", setting.dtype);
-  options.memory.recompute = SegmentSet::parse(setting.recompute);
-  const DataShape data = synthetic_shape(options);
-  TraceFamily family(options, data, setting.device, 64);
-  for (const auto& [micro_batch, images] : {std::pair{1, 1}, {3, 3}, {8, 24}, {17, 51}, {32, 96}}) {
-    TrainOptions traced = options;
-    traced.micro_batch = micro_batch;
-    traced.global_batch = images;
-    const StepTrace expected = trace_step(traced, data, setting.device);
-    const StepTrace& composed = family.at(micro_batch, images);
-    SCOPED_TRACE(images);
+  const auto check = [](const StepTrace& composed, const StepTrace& expected, int64_t) {
     EXPECT_EQ(composed.memory.persistent_bytes, expected.memory.persistent_bytes);
     EXPECT_EQ(composed.memory.peak_bytes, expected.memory.peak_bytes);
     ASSERT_EQ(composed.spans.size(), expected.spans.size());
@@ -64,32 +73,18 @@ TEST_P(Composed, EqualsTheTrace) {
       for (size_t i = 0; i < wanted.events.size(); ++i)
         ASSERT_EQ(span.events[i].bytes, wanted.events[i].bytes) << i;
     }
-    expect_equal_ops(composed, expected);
-  }
+  };
+  compare(3, {{1, 1}, {3, 3}, {8, 24}, {17, 51}, {32, 96}}, check);
 }
 
 // Two passes, several, many; and a rest of one image and of more.
 TEST_P(Composed, HasThePassesOfTheTrace) {
-  const FamilySetting& setting = GetParam();
-  TrainOptions options;
-  options.model.name = setting.model;
-  options.model.depth = 2;
-  set_option(options, "compute-dtype", setting.dtype);
-  options.memory.recompute = SegmentSet::parse(setting.recompute);
-  const DataShape data = synthetic_shape(options);
-  TraceFamily family(options, data, setting.device, 64);
-  for (const auto& [micro_batch, images] : {std::pair{8, 16}, {8, 40}, {8, 48}, {4, 100}, {5, 33}, {8, 25}}) {
-    TrainOptions traced = options;
-    traced.micro_batch = micro_batch;
-    traced.global_batch = images;
-    const StepTrace expected = trace_step(traced, data, setting.device);
-    const StepTrace& composed = family.at(micro_batch, images);
-    SCOPED_TRACE(fmt::format("{} in passes of {}", images, micro_batch));
+  const auto check = [](const StepTrace& composed, const StepTrace& expected, int64_t images) {
     // Losses are left behind by every pass: a few bytes per image.
     EXPECT_NEAR(static_cast<double>(composed.memory.peak_bytes),
-                static_cast<double>(expected.memory.peak_bytes), 64.0 * images);
-    expect_equal_ops(composed, expected);
-  }
+                static_cast<double>(expected.memory.peak_bytes), 64.0 * static_cast<double>(images));
+  };
+  compare(2, {{8, 16}, {8, 40}, {8, 48}, {4, 100}, {5, 33}, {8, 25}}, check);
 }
 
 // Scratch of a CPU's half-precision products goes in steps.
