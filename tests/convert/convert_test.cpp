@@ -182,11 +182,13 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
 // size that the model was built for.
 TEST(Convert, ThePictureOfACardHasTheLatentsThatItsAutoencoderMakes) {
   const TempFolder folder;
+  nlohmann::json config = kTinyUnet;
+  config["layers_per_block"] = 1;
   ModelRecord record = {.model = "unet2d_condition",
-                        .model_config = resolve_denoiser_config("unet2d_condition", kTinyUnet),
+                        .model_config = resolve_denoiser_config("unet2d_condition", config),
                         .objective = {{"type", "flow"}, {"shift", 3.0}},
                         .image_size = 128};
-  const auto model = build_denoiser(record.model, kTinyUnet);
+  const auto model = build_denoiser(record.model, config);
   initialize_weights(*model, 0);
   TensorMap weights;
   for (const auto& parameter : model->parameters()) weights[parameter->key] = parameter->value;

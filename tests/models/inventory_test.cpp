@@ -132,7 +132,10 @@ void expect_published(const auto& published, const nlohmann::json& config) {
 
 class PublishedModel : public testing::TestWithParam<Published> {};
 
-TEST_P(PublishedModel, HasThePublishedKeysShapesAndCounts) { expect_published(GetParam(), {}); }
+TEST_P(PublishedModel, HasThePublishedKeysShapesAndCounts) {
+  ASSERT_STRNE(GetParam().file, "");
+  expect_published(GetParam(), {});
+}
 
 TEST_P(PublishedModel, CountsTheOperationsOfThePaper) {
   const auto denoiser = build_denoiser(GetParam().name, {}, {.device = at::kMeta});

@@ -204,14 +204,15 @@ TEST(PixartOfOneSize, UsesItsStoredPositions) {
   EXPECT_ERROR(denoiser->forward(input), "expected x_t of shape (B, 4, 8, 8)");
 }
 
-TEST(TextModelConfigs, NameWhatIsWrong) {
-  const auto error_with = [](const char* family, size_t model, const json& change) {
-    json config = json::parse(kModels[model].config);
-    config.update(change);
-    return message_of([&] { build_denoiser(family, config, {.device = at::kMeta}); });
-  };
-  const auto pixart = [&](const json& change) { return error_with("pixart", 0, change); };
-  const auto sana = [&](const json& change) { return error_with("sana", 3, change); };
+// What building a model of that config with this change says.
+std::string error_of_change(const char* family, size_t model, const json& change) {
+  json config = json::parse(kModels[model].config);
+  config.update(change);
+  return message_of([&] { build_denoiser(family, config, {.device = at::kMeta}); });
+}
+
+TEST(PixartConfig, NamesWhatIsWrong) {
+  const auto pixart = [](const json& change) { return error_of_change("pixart", 0, change); };
   EXPECT_THAT(pixart({{"hiden_size", 3}}), HasSubstr("hiden_size"));
   EXPECT_THAT(pixart({{"num_heads", 5}}), HasSubstr("expected hidden_size divisible by num_heads 5, got 48"));
   EXPECT_THAT(pixart({{"variant", "PixArtXS"}}), HasSubstr("variant"));
@@ -220,6 +221,10 @@ TEST(TextModelConfigs, NameWhatIsWrong) {
               HasSubstr("expected kv_compress_layer in 0..1, got 7"));
   EXPECT_THAT(pixart({{"kv_compress_config", {{"scale_factor", 2}, {"kv_compress_layer", {1}}}}}),
               HasSubstr("kv_compress_config.sampling"));
+}
+
+TEST(SanaConfig, NamesWhatIsWrong) {
+  const auto sana = [](const json& change) { return error_of_change("sana", 3, change); };
   EXPECT_THAT(sana({{"cross_attention_dim", 99}}), HasSubstr("expected cross_attention_dim 24"));
   EXPECT_THAT(sana({{"qk_norm", "layer_norm"}}), HasSubstr("qk_norm"));
   EXPECT_THAT(sana({{"_class_name", "DiTTransformer2DModel"}}), HasSubstr("SanaTransformer2DModel"));

@@ -203,11 +203,6 @@ inline void expect_thread_count_does_not_matter(const Function& f, const Tensors
   });
 }
 
-inline void expect_meta_and_threads_agree(const Function& f, const Tensors& inputs) {
-  expect_meta_agrees(f, inputs);
-  expect_thread_count_does_not_matter(f, inputs);
-}
-
 using kiln::test::message_of;
 
 }  // namespace kiln::ops::testing

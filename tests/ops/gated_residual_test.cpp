@@ -26,7 +26,11 @@ TEST_P(GatedResidual, ResultAndGradientsMatchF64Reference) {
   expect_equals_reference(gated, composed_gated, inputs_of(GetParam()));
 }
 
-TEST_P(GatedResidual, MetaAndThreadsAgree) { expect_meta_and_threads_agree(gated, inputs_of(GetParam())); }
+TEST_P(GatedResidual, MetaAgrees) { expect_meta_agrees(gated, inputs_of(GetParam())); }
+
+TEST_P(GatedResidual, ThreadCountDoesNotMatter) {
+  expect_thread_count_does_not_matter(gated, inputs_of(GetParam()));
+}
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GatedResidual,
                          ::testing::Values(GatedCase{1, 1, 1, kF32, kF32}, GatedCase{2, 3, 7, kF32, kBf16},

@@ -47,9 +47,14 @@ TEST_P(LinearAttention, GradientsEqualTheReferenceInF64) {
   expect_equals_reference(linear_attended, linear_by_reference, in_f64(inputs), {.atol = 1e-12});
 }
 
-TEST_P(LinearAttention, MetaThreadsAndADryRunOfCudaAgree) {
-  expect_meta_and_threads_agree(linear_attended, linear_inputs(GetParam()));
+TEST_P(LinearAttention, MetaAgrees) { expect_meta_agrees(linear_attended, linear_inputs(GetParam())); }
+
+TEST_P(LinearAttention, HasABackwardInADryRunOfCuda) {
   expect_gradients_in_a_dry_run_of_cuda(linear_attended, linear_inputs(GetParam()));
+}
+
+TEST_P(LinearAttention, ThreadCountDoesNotMatter) {
+  expect_thread_count_does_not_matter(linear_attended, linear_inputs(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearAttention,

@@ -37,6 +37,7 @@ TEST(StepScale, AdamwReadsIt) {
     std::vector<EmaSlice> emas{{at::zeros({100}), 0.5}};
     AdamWStep options = adamw_options(scale, 1);
     options.lr = 0.1;
+    options.beta2 = 0.99;
     options.device_scale = on_device;
     adamw_ema_step_(master, randn({100}, at::kFloat, 2), m, v, emas, nullptr, options);
     return Tensors{master, m, v, emas[0].weights};

@@ -295,7 +295,7 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
 // --- sample grids of divided weights ---
 
 TEST(SampleGrids, AreOnePictureOfAllRanks) {
-  // Five samples are uneven on 2 and 4 ranks.
+  // Five samples are uneven on 2, 3 and 4 ranks.
   const TrainOptions options =
       changed(test::tiny_dit_options(),
               "autoencoder=pixels image-size=16 depth=2 objective=flow num-samples=5 num-sampling-steps=3");
