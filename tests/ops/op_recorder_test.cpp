@@ -1,6 +1,7 @@
 #include "ops/op_recorder.h"
 
 #include <ATen/ThreadLocalState.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <stdexcept>

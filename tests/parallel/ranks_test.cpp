@@ -9,6 +9,7 @@
 
 #include <latch>
 #include <map>
+#include <thread>
 
 #include "parallel/rank_threads.h"
 #include "parallel/ranks/rendezvous_store.h"

@@ -1,7 +1,9 @@
 // What is measured while a run trains: phases of the step, the trace of some steps, the figures beside a
 // plan.
+#include <ATen/Parallel.h>
 #include <sys/resource.h>
 
+#include <csignal>
 #include <numeric>
 #include <set>
 #include <thread>
