@@ -1,7 +1,5 @@
 #include "core/text/json_text.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include "test_files.h"
@@ -10,8 +8,6 @@ namespace kiln {
 namespace {
 
 using nlohmann::json;
-using test::message_of;
-using testing::HasSubstr;
 
 std::string levels(size_t count, const std::string& begin, const std::string& end) {
   std::string text;
@@ -37,21 +33,19 @@ TEST(JsonText, Finding8DepthAndCountsAreLimited) {
   for (const auto& [begin, end] : {std::pair("[", "]"), std::pair("{\"a\":", "}")}) {
     EXPECT_TRUE(json_or_discarded("test", levels(kMostJsonLevels, begin, end), "text").is_structured());
     for (const size_t count : {kMostJsonLevels + 1, size_t{300'000}})
-      EXPECT_THAT(message_of([&] { json_or_discarded("test", levels(count, begin, end), "x.json"); }),
-                  HasSubstr("[test] x.json has more than 64 nested levels"));
+      EXPECT_ERROR(json_or_discarded("test", levels(count, begin, end), "x.json"),
+                   "[test] x.json has more than 64 nested levels");
   }
-  EXPECT_THAT(message_of([] { parse_json("test", "[1, 2, 3]", "x.json", {.most_values = 3}); }),
-              HasSubstr("x.json has more than 3 values"));
-  EXPECT_THAT(message_of([] { parse_json("test", "[1, 2, 3]", "x.json", {.most_bytes = 8}); }),
-              HasSubstr("x.json has 9 bytes of JSON, at most 8"));
+  EXPECT_ERROR(parse_json("test", "[1, 2, 3]", "x.json", {.most_values = 3}),
+               "x.json has more than 3 values");
+  EXPECT_ERROR(parse_json("test", "[1, 2, 3]", "x.json", {.most_bytes = 8}),
+               "x.json has 9 bytes of JSON, at most 8");
 }
 
 TEST(JsonText, WhatIsNoJsonIsNamed) {
-  EXPECT_THAT(message_of([] { parse_json("test", "{", "x.json"); }),
-              HasSubstr("[test] x.json is not JSON: "));
-  EXPECT_THAT(
-      message_of([] { parse_json("test", R"({"a": {"b": 1, "b": 2}})", "x", {.refuses_duplicates = true}); }),
-      HasSubstr("key \"b\" occurs twice (x)"));
+  EXPECT_ERROR(parse_json("test", "{", "x.json"), "[test] x.json is not JSON: ");
+  EXPECT_ERROR(parse_json("test", R"({"a": {"b": 1, "b": 2}})", "x", {.refuses_duplicates = true}),
+               "key \"b\" occurs twice (x)");
 }
 
 TEST(JsonText, ReadsPastOtherKeys) {
@@ -61,10 +55,9 @@ TEST(JsonText, ReadsPastOtherKeys) {
 }
 
 TEST(JsonText, Finding17APipeIsNotWaitedFor) {
-  const test::TempFolder folder;
+  const TempFolder folder;
   ASSERT_EQ(::mkfifo((folder / "config.json").c_str(), 0600), 0);
-  EXPECT_THAT(message_of([&] { read_json_file("test", folder / "config.json"); }),
-              HasSubstr("config.json: expected a file"));
+  EXPECT_ERROR(read_json_file("test", folder / "config.json"), "config.json: expected a file");
 }
 
 TEST(JsonText, Finding19NoMessageIsLongOrRaw) {

@@ -1,12 +1,7 @@
 #include "run/option_values.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
-#include <filesystem>
 
-#include "core/error.h"
 #include "core/tensors.h"
 #include "core/toml.h"
 #include "test_files.h"
@@ -17,9 +12,6 @@ namespace kiln {
 namespace {
 
 using test::usable_options;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 TEST(TrainOptions, DefaultsAreDits) {
   const TrainOptions options = usable_options();
@@ -47,15 +39,12 @@ TEST(TrainOptions, TomlGivesTheSameOptionsBack) {
 
 TEST(TrainOptions, RecipeErrorsNameTheOption) {
   TrainOptions options;
-  const auto setting = [&](const char* name, nlohmann::json value) {
-    return [&options, name, value] { set_option(options, name, value); };
-  };
-  EXPECT_THAT(setting("globalbatch", 1), ThrowsMessage<Error>(HasSubstr("'global-batch'")));
-  EXPECT_THAT(setting("lr", "high"), ThrowsMessage<Error>(HasSubstr("lr expects a number")));
-  EXPECT_THAT(setting("max-steps", 1.5), ThrowsMessage<Error>(HasSubstr("an integer")));
-  EXPECT_THAT(setting("seed", -1), ThrowsMessage<Error>(HasSubstr("seed")));
-  EXPECT_THAT(setting("tf32", 1), ThrowsMessage<Error>(HasSubstr("true or false")));
-  EXPECT_THAT(setting("ema-decay", {"a"}), ThrowsMessage<Error>(HasSubstr("list")));
+  EXPECT_ERROR(set_option(options, "globalbatch", 1), "'global-batch'");
+  EXPECT_ERROR(set_option(options, "lr", "high"), "lr expects a number");
+  EXPECT_ERROR(set_option(options, "max-steps", 1.5), "an integer");
+  EXPECT_ERROR(set_option(options, "seed", -1), "seed");
+  EXPECT_ERROR(set_option(options, "tf32", 1), "true or false");
+  EXPECT_ERROR(set_option(options, "ema-decay", {"a"}), "list");
   set_option(options, "ema-decay", "none");
   EXPECT_TRUE(options.ema.decays.empty());
   set_option(options, "ema-decay", 0.5);  // one number is a list of one
@@ -90,15 +79,12 @@ TEST(TrainOptions, AnOptionThatASavedRunLacksHadItsDefault) {
 // Every option with named values takes each of them and refuses any other by name.
 TEST(TrainOptions, ChoicesAreTakenByName) {
   TrainOptions options = usable_options();
-  EXPECT_THAT(
-      [&] { set_option(options, "compute-dtype", "float8"); },
-      ThrowsMessage<Error>(HasSubstr("--compute-dtype expects one of f32, bf16, fp16, fp8, got 'float8'")));
-  EXPECT_THAT([&] { set_option(options, "offload-params", "moon"); },
-              ThrowsMessage<Error>(HasSubstr("--offload-params expects one of none, cpu, nvme")));
-  EXPECT_THAT([&] { set_option(options, "lr-warmup", "cosine"); },
-              ThrowsMessage<Error>(HasSubstr("--lr-warmup expects one of linear, log")));
-  EXPECT_THAT([&] { set_option(options, "lr-schedule", 1); },
-              ThrowsMessage<Error>(HasSubstr("lr-schedule expects a string")));
+  EXPECT_ERROR(set_option(options, "compute-dtype", "float8"),
+               "--compute-dtype expects one of f32, bf16, fp16, fp8, got 'float8'");
+  EXPECT_ERROR(set_option(options, "offload-params", "moon"),
+               "--offload-params expects one of none, cpu, nvme");
+  EXPECT_ERROR(set_option(options, "lr-warmup", "cosine"), "--lr-warmup expects one of linear, log");
+  EXPECT_ERROR(set_option(options, "lr-schedule", 1), "lr-schedule expects a string");
   for (const std::string& dtype : choice_names<at::ScalarType>()) {
     set_option(options, "compute-dtype", dtype);
     set_option(options, "reduce-dtype", dtype);
@@ -124,7 +110,7 @@ TEST(TrainOptions, ImpossibleValuesAreRefusedByName) {
   const auto refusal = [](const char* name, const nlohmann::json& value) {
     TrainOptions options = usable_options();
     set_option(options, name, value);
-    return test::message_of([&] { validate(options); });
+    return message_of([&] { validate(options); });
   };
   for (const char* name : {"hidden-size", "depth", "num-heads", "patch-size", "num-classes", "max-grad-norm",
                            "checkpoint-every", "peak-tflops", "nproc"})
@@ -139,25 +125,24 @@ TEST(TrainOptions, ImpossibleValuesAreRefusedByName) {
 TEST(TrainOptions, SettingsWithoutEffectAreRefused) {
   TrainOptions options = usable_options();
   options.objective.flow_shift = 3;
-  EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--flow-shift has no effect")));
+  EXPECT_ERROR(validate(options), "--flow-shift has no effect");
   options.objective.name = "flow";
   EXPECT_EQ(objective_config_of(options.objective).at("shift"), 3);
   options.objective.snr_gamma = 5;
-  EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--snr-gamma has no effect")));
+  EXPECT_ERROR(validate(options), "--snr-gamma has no effect");
 }
 
 TEST(TrainOptions, ContrastiveFlowMatchingNeedsAFlowAndTwoSamples) {
   TrainOptions options = usable_options();
   options.objective.contrastive_weight = 0.05;
-  EXPECT_THAT(test::message_of([&] { validate(options); }), HasSubstr("--contrastive-weight has no effect"));
+  EXPECT_ERROR(validate(options), "--contrastive-weight has no effect");
   options.objective.name = "flow";
   EXPECT_NO_THROW(validate(options));
   EXPECT_EQ(objective_config_of(options.objective).at("contrastive_lambda"), 0.05);
   options.global_batch = 1;
-  EXPECT_THAT(test::message_of([&] { validate(options); }), HasSubstr("give --global-batch 2 or more"));
+  EXPECT_ERROR(validate(options), "give --global-batch 2 or more");
   options.objective.contrastive_weight = 1;
-  EXPECT_THAT(test::message_of([&] { validate(options); }),
-              HasSubstr("--contrastive-weight expects 0 or more, below 1, got 1"));
+  EXPECT_ERROR(validate(options), "--contrastive-weight expects 0 or more, below 1, got 1");
 }
 
 TEST(TrainOptions, EveryRecipeIsValid) {
