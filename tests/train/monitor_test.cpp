@@ -91,7 +91,7 @@ TEST(ObserverGroup, EndsInTheReverseOrder) {
   EXPECT_THAT(heard, ElementsAre("a+loss", "b+loss", "b-loss", "a-loss", "b+input"));
 }
 
-MonitorOptions monitor_options(const test::TempFolder& run, int64_t max_steps, int64_t log_every) {
+MonitorOptions monitor_options(const TempFolder& run, int64_t max_steps, int64_t log_every) {
   return {.run = run.path().string(),
           .global_batch = 1,
           .max_steps = max_steps,
@@ -99,10 +99,17 @@ MonitorOptions monitor_options(const test::TempFolder& run, int64_t max_steps, i
           .tensorboard = false};
 }
 
+// A step of one picture.
+void take_step(Monitor& monitor, int64_t step, bool is_last = false) {
+  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  monitor.step(
+      {.step = step, .is_last = is_last, .images_seen = step, .result = &result, .positions = {0.5}});
+}
+
 // The share of what a product reaches here, and of the data sheet's peak: the second is MFU.
 TEST(Monitor, TellsBothSharesOfThePeak) {
   for (const double sheet_flops : {0.0, 4e15}) {
-    const test::TempFolder run;
+    const TempFolder run;
     MonitorOptions options = monitor_options(run, 10, 1);
     options.global_batch = 8;
     options.peak_flops = 1e15;
@@ -128,8 +135,7 @@ TEST(Monitor, TellsBothSharesOfThePeak) {
 // Friction 6 of a new user: what makes a run slow is told while it runs, once.
 TEST(Monitor, SaysThatOthersHaveTheProcessors) {
   if (!test::system_counts_waiting()) GTEST_SKIP() << "the system does not say";
-  const test::TempFolder run;
-  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  const TempFolder run;
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
   const std::string text = stdout_of([&] {
@@ -139,7 +145,7 @@ TEST(Monitor, SaysThatOthersHaveTheProcessors) {
       const auto begin = std::chrono::steady_clock::now();
       while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1100)) {
       }
-      monitor.step({.step = step, .images_seen = step, .result = &result, .positions = {0.5}});
+      take_step(monitor, step);
     }
   });
   at::set_num_threads(threads);
@@ -150,13 +156,10 @@ TEST(Monitor, SaysThatOthersHaveTheProcessors) {
 }
 
 TEST(Monitor, WritesALineOfTheLastStep) {
-  const test::TempFolder run;
-  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  const TempFolder run;
   {
     Monitor monitor(monitor_options(run, 100, 10), 0);
-    for (const int64_t step : {1, 2, 3})
-      monitor.step(
-          {.step = step, .is_last = step == 3, .images_seen = step, .result = &result, .positions = {0.5}});
+    for (const int64_t step : {1, 2, 3}) take_step(monitor, step, /*is_last=*/step == 3);
   }
   const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
   ASSERT_EQ(lines.size(), 1U);
@@ -165,14 +168,10 @@ TEST(Monitor, WritesALineOfTheLastStep) {
 
 // Means of each term over the steps of a line, also where a checkpoint comes between. One term is the loss.
 TEST(Monitor, LogsSeveralTermsByName) {
-  const test::TempFolder run;
+  const TempFolder run;
   const auto line_of = [&](const std::vector<std::string>& terms) {
-    const MonitorOptions options{.run = run.path().string(),
-                                 .global_batch = 1,
-                                 .max_steps = 4,
-                                 .log_every = 4,
-                                 .tensorboard = false,
-                                 .terms = terms};
+    MonitorOptions options = monitor_options(run, 4, 4);
+    options.terms = terms;
     nlohmann::json window;
     for (int64_t step = 1; step <= 4; ++step) {
       Monitor monitor(options, step - 1);  // a process for each step
@@ -192,29 +191,27 @@ TEST(Monitor, LogsSeveralTermsByName) {
 
 // A limit of the file's size stands in for a full disk.
 TEST(Monitor, Finding6AFullDiskIsOneWarningForEachFile) {
-  const test::TempFolder run;
-  const StepResult result{.loss = 0.25, .losses = {0.25}};
-  Monitor monitor({.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1}, 0);
-  const auto step = [&](int64_t number) {
-    monitor.step({.step = number, .images_seen = number, .result = &result, .positions = {0.5}});
-  };
+  const TempFolder run;
+  MonitorOptions options = monitor_options(run, 9, 1);
+  options.tensorboard = true;
+  Monitor monitor(options, 0);
   ::testing::internal::CaptureStdout();
-  step(1);
+  take_step(monitor, 1);
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const uintmax_t log_bytes = fs::file_size(run / "log.jsonl");
   const rlimit full{.rlim_cur = log_bytes + 9, .rlim_max = before.rlim_max};  // the next line is cut
   setrlimit(RLIMIT_FSIZE, &full);
-  ::testing::internal::CaptureStderr();
-  step(2);
-  monitor.validation(2, {.num_images = 1, .loss = 0.5}, "model");
-  monitor.evaluation(2, {{"metrics", {{"fid", 3.0}}}});
-  monitor.image("samples", std::vector<uint8_t>(100), 1, 1, 2);
-  const std::string warnings = ::testing::internal::GetCapturedStderr();
+  const std::string warnings = stderr_of([&] {
+    take_step(monitor, 2);
+    monitor.validation(2, {.num_images = 1, .loss = 0.5}, "model");
+    monitor.evaluation(2, {{"metrics", {{"fid", 3.0}}}});
+    monitor.image("samples", std::vector<uint8_t>(100), 1, 1, 2);
+  });
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  step(3);
+  take_step(monitor, 3);
   ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 2) << warnings;
   EXPECT_THAT(warnings, has_all("warning: training goes on without lines of log.jsonl: cannot write ",
@@ -226,20 +223,17 @@ TEST(Monitor, Finding6AFullDiskIsOneWarningForEachFile) {
 }
 
 TEST(Monitor, Finding6ALogThatCannotBeOpenedIsOneWarning) {
-  const test::TempFolder run;
+  const TempFolder run;
   fs::create_directory(run / "log.jsonl");
-  const StepResult result{.loss = 0.25, .losses = {0.25}};
-  ::testing::internal::CaptureStderr();
-  Monitor monitor({.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1}, 0);
-  ::testing::internal::CaptureStdout();
-  const auto step = [&](int64_t number) {
-    monitor.step({.step = number, .images_seen = number, .result = &result, .positions = {0.5}});
+  MonitorOptions options = monitor_options(run, 9, 1);
+  options.tensorboard = true;
+  const auto run_it = [&] {
+    Monitor monitor(options, 0);
+    take_step(monitor, 1);
+    fs::remove(run / "log.jsonl");
+    take_step(monitor, 2);
   };
-  step(1);
-  fs::remove(run / "log.jsonl");
-  step(2);
-  ::testing::internal::GetCapturedStdout();
-  const std::string warnings = ::testing::internal::GetCapturedStderr();
+  const std::string warnings = stderr_of([&] { stdout_of(run_it); });
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 1) << warnings;
   EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot open "));
   const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
@@ -250,7 +244,7 @@ TEST(Monitor, Finding6ALogThatCannotBeOpenedIsOneWarning) {
 // A hundred slow steps may lie between two lines of the log.
 TEST(Monitor, TellsThatTrainingGoesOnBetweenTwoLines) {
   const auto text_of = [](double quiet_seconds) {
-    const test::TempFolder run;
+    const TempFolder run;
     MonitorOptions options = monitor_options(run, 3000, 100);
     options.global_batch = 8;
     options.quiet_seconds = quiet_seconds;
@@ -295,7 +289,7 @@ std::map<std::string, std::vector<Slice>> slices_of(const nlohmann::json& trace)
 }
 
 TEST(Profile, TraceHoldsPhasesAndOperationsInsideTheSteps) {
-  const test::TempFolder folder;
+  const TempFolder folder;
   const fs::path path = folder.path() / "profile.json";
   test::TinyTraining tiny({});
   StepProfiler::Options options{.steps = {2, 3}, .path = path.string(), .device = at::kCPU, .segments = {}};
@@ -339,7 +333,7 @@ TEST(Profile, TraceHoldsPhasesAndOperationsInsideTheSteps) {
 }
 
 TEST(Profile, TrainingThatEndsInsideTheRangeLeavesWhatThereIs) {
-  const test::TempFolder folder;
+  const TempFolder folder;
   const fs::path path = folder.path() / "profile.json";
   StepProfiler profiler({.steps = {1, 9}, .path = path.string(), .device = at::kCPU, .segments = {}});
   profiler.begin_step(1);
