@@ -57,12 +57,13 @@ class Batches : public testing::Test {
     return FeatureStore::open(folder_ / "store");
   }
   static BatchOptions options(int64_t global_batch) {
-    BatchOptions result;
-    result.seed = 17;
-    result.global_batch = global_batch;
-    result.class_dropout_prob = 0.25;
-    result.null_class = 3;
-    return result;
+    return {.seed = 17, .global_batch = global_batch, .class_dropout_prob = 0.25, .null_class = 3};
+  }
+  static BatchOptions options_of_rank(int64_t global_batch, int64_t rank, int64_t world_size) {
+    BatchOptions ranked = options(global_batch);
+    ranked.rank = rank;
+    ranked.world_size = world_size;
+    return ranked;
   }
 
  private:
@@ -118,12 +119,8 @@ TEST_F(Batches, BatchSizeRanksAndThreadsChangeNoRow) {
   }
   for (const int64_t world_size : {4, 5}) {  // 5 ranks have 2 or 3 rows each
     std::vector<std::unique_ptr<BatchSource>> ranks;
-    for (int64_t rank = 0; rank < world_size; ++rank) {
-      BatchOptions ranked = options(12);
-      ranked.rank = rank;
-      ranked.world_size = world_size;
-      ranks.push_back(store_batches(features, ranked));
-    }
+    for (int64_t rank = 0; rank < world_size; ++rank)
+      ranks.push_back(store_batches(features, options_of_rank(12, rank, world_size)));
     std::vector<Row> rows;
     for (int64_t step = 0; step < 4; ++step) {
       for (int64_t rank = 0; rank < world_size; ++rank) {
@@ -148,9 +145,7 @@ TEST_F(Batches, AHaloIsTheSampleBeforeInTheGlobalBatch) {
     const std::vector<Row> expected = read_rows(*opened(options(5)), 4);
     for (int64_t world_size = 1; world_size <= 3; ++world_size)
       for (int64_t rank = 0; rank < world_size; ++rank) {
-        BatchOptions ranked = options(5);
-        ranked.rank = rank;
-        ranked.world_size = world_size;
+        BatchOptions ranked = options_of_rank(5, rank, world_size);
         ranked.has_halo = true;
         ranked.input_perturbation = 0.1;
         const auto source = opened(ranked);
@@ -330,10 +325,7 @@ class FailingStore : public FeatureStore {
 };
 
 TEST(BatchQueue, ErrorsOfWorkersReachNextInOrder) {
-  BatchOptions options;
-  options.global_batch = 1;
-  options.num_threads = 2;
-  const auto source = store_batches(std::make_shared<FailingStore>(), options);
+  const auto source = store_batches(std::make_shared<FailingStore>(), {.global_batch = 1, .num_threads = 2});
   int64_t broken_at = 0;
   while (sample_at(0, 8, broken_at) != 5) ++broken_at;
   for (int64_t i = 0; i < broken_at; ++i) EXPECT_EQ(source->next()->first_position, i);
@@ -343,14 +335,7 @@ TEST(BatchQueue, ErrorsOfWorkersReachNextInOrder) {
   EXPECT_EQ(source->next()->first_position, broken_at + 1);
 }
 
-BatchOptions synthetic_options() {
-  BatchOptions options;
-  options.seed = 3;
-  options.global_batch = 8;
-  options.num_threads = 2;
-  options.prefetch = 3;
-  return options;
-}
+BatchOptions synthetic_options() { return {.seed = 3, .global_batch = 8, .num_threads = 2, .prefetch = 3}; }
 
 TEST(BatchQueue, RunsAheadButNotFurtherThanAsked) {
   const auto source = synthetic_batches(latents(8, 10), synthetic_options());

@@ -1,6 +1,7 @@
 // Damaged and hostile stores: refused in one line that names the file and the remedy, never a crash.
 
 #include <array>
+#include <functional>
 
 #include "data/test_store.h"
 
@@ -17,11 +18,13 @@ class DamagedStore : public testing::Test {
   std::string open_message() const {
     return message_of([this] { FeatureStore::open(path()); });
   }
-  // store.json with one field changed.
+  void change_store_json(const std::function<void(nlohmann::json&)>& change) {
+    auto root = nlohmann::json::parse(read_bytes(file("store.json")));
+    change(root);
+    write_bytes(file("store.json"), root.dump());
+  }
   void set_field(const std::string& key, const nlohmann::json& value) {
-    auto root = nlohmann::json::parse(test::read_bytes(file("store.json")));
-    root[key] = value;
-    test::write_bytes(file("store.json"), root.dump());
+    change_store_json([&](nlohmann::json& root) { root[key] = value; });
   }
 
  private:
@@ -51,20 +54,20 @@ TEST_F(DamagedStore, MissingShardIsNamed) {
 }
 
 TEST_F(DamagedStore, TruncatedShardIsNamed) {
-  const std::string bytes = test::read_bytes(file("shard-00002.safetensors"));
+  const std::string bytes = read_bytes(file("shard-00002.safetensors"));
   for (const size_t size : {size_t{0}, size_t{5}, size_t{100}, bytes.size() / 2, bytes.size() - 1}) {
-    test::write_bytes(file("shard-00002.safetensors"), bytes.substr(0, size));
+    write_bytes(file("shard-00002.safetensors"), bytes.substr(0, size));
     EXPECT_THAT(open_message(), HasSubstr("shard-00002.safetensors")) << size;
     EXPECT_THAT(find_store_problems(path()), ElementsAre(HasSubstr("shard-00002.safetensors"))) << size;
   }
 }
 
 TEST_F(DamagedStore, EveryBitFlipIsFoundAndNamed) {
-  const std::string bytes = test::read_bytes(file("shard-00001.safetensors"));
+  const std::string bytes = read_bytes(file("shard-00001.safetensors"));
   for (size_t at = 0; at < bytes.size(); at += 37) {
     std::string flipped = bytes;
     flipped[at] ^= static_cast<char>(1 << (at % 8));
-    test::write_bytes(file("shard-00001.safetensors"), flipped);
+    write_bytes(file("shard-00001.safetensors"), flipped);
     ASSERT_THAT(find_store_problems(path()), ElementsAre(HasSubstr("shard-00001.safetensors"))) << at;
   }
   const std::string message = message_of([this] { FeatureStore::open(path(), /*verify=*/true); });
@@ -73,7 +76,7 @@ TEST_F(DamagedStore, EveryBitFlipIsFoundAndNamed) {
 
 // Training that reads a store must not learn from bytes that changed on the disk.
 TEST_F(DamagedStore, ReadingAFlippedBitNamesTheSample) {
-  std::string bytes = test::read_bytes(file("shard-00001.safetensors"));
+  std::string bytes = read_bytes(file("shard-00001.safetensors"));
   const float mean = test::mean_value(6, 7), logvar = test::logvar_value(5, 3);
   const auto flip = [&](float value) {
     const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(&value), 4));
@@ -82,7 +85,7 @@ TEST_F(DamagedStore, ReadingAFlippedBitNamesTheSample) {
   };
   flip(mean);
   flip(logvar);
-  test::write_bytes(file("shard-00001.safetensors"), bytes);
+  write_bytes(file("shard-00001.safetensors"), bytes);
   const auto store = FeatureStore::open(path());
   std::vector<float> out(store->info().latent_size());
   const auto read = [&](int64_t id, bool of_logvar) {
@@ -92,8 +95,8 @@ TEST_F(DamagedStore, ReadingAFlippedBitNamesTheSample) {
   };
   for (const int64_t whole : {0, 4, 5, 7, 9})
     EXPECT_NO_THROW(store->read_mean({&whole, 1}, {}, out)) << whole;
-  EXPECT_THAT(read(6, false), HasSubstr("sample \"folder/image.6.v2.png\" is damaged"));
-  EXPECT_THAT(read(6, false), HasSubstr("is damaged"));  // every time
+  for (int time = 0; time < 2; ++time)
+    EXPECT_THAT(read(6, false), HasSubstr("sample \"folder/image.6.v2.png\" is damaged")) << time;
   const int64_t six = 6;
   EXPECT_NO_THROW(store->read_logvar({&six, 1}, {}, out));
   EXPECT_THAT(read(5, true), HasSubstr("sample \"folder/image.5.v2.png\" is damaged"));
@@ -101,23 +104,23 @@ TEST_F(DamagedStore, ReadingAFlippedBitNamesTheSample) {
 
 TEST_F(DamagedStore, NanInAShardIsNamedWithItsSample) {
   // A NaN that the checksum agrees with: written by something that did not check.
-  std::string bytes = test::read_bytes(file("shard-00001.safetensors"));
+  std::string bytes = read_bytes(file("shard-00001.safetensors"));
   const float value = test::mean_value(6, 7), nan = std::nanf("");
   const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(&value), 4));
   ASSERT_NE(at, bytes.npos);
   bytes.replace(at, 4, reinterpret_cast<const char*>(&nan), 4);
-  test::write_bytes(file("shard-00001.safetensors"), bytes);
+  write_bytes(file("shard-00001.safetensors"), bytes);
   const std::string problem = find_store_problems(path()).at(0);
-  auto root = nlohmann::json::parse(test::read_bytes(file("store.json")));
-  root["shards"][1]["xxh3"] = problem.substr(problem.find("got ") + 4, 16);
-  test::write_bytes(file("store.json"), root.dump());
+  change_store_json([&](nlohmann::json& root) {
+    root["shards"][1]["xxh3"] = problem.substr(problem.find("got ") + 4, 16);
+  });
   EXPECT_THAT(find_store_problems(path()),
               ElementsAre(HasSubstr("the mean of sample \"folder/image.6.v2.png\" holds NaN or infinity")));
 }
 
 // A shard of another store in place of one's own, and labels that somebody changed.
 TEST_F(DamagedStore, HardeningHigh2ExchangedAndRelabelledShardsAreNamed) {
-  const std::string shard = file("shard-00001.safetensors"), good = test::read_bytes(shard);
+  const std::string shard = file("shard-00001.safetensors"), good = read_bytes(shard);
   const TempFolder other;
   StoreInfo info = small_info();
   info.scaling_factor = 0.5;
@@ -130,10 +133,10 @@ TEST_F(DamagedStore, HardeningHigh2ExchangedAndRelabelledShardsAreNamed) {
     }
     writer->finish();
   }
-  test::write_bytes(shard, test::read_bytes(other / "store/shard-00001.safetensors"));
+  write_bytes(shard, read_bytes(other / "store/shard-00001.safetensors"));
   EXPECT_THAT(open_message(), has_all("shard-00001.safetensors is not the shard", "it was exchanged"));
   // Two shards of one store, exchanged.
-  test::write_bytes(shard, test::read_bytes(file("shard-00000.safetensors")));
+  write_bytes(shard, read_bytes(file("shard-00000.safetensors")));
   EXPECT_THAT(open_message(), HasSubstr("shard-00001.safetensors is not the shard"));
   // Labels 1, 2, 0, 1 of samples 4 to 7.
   const std::array<int64_t, 4> labels = {1, 2, 0, 1}, others = {2, 2, 0, 1};
@@ -144,16 +147,16 @@ TEST_F(DamagedStore, HardeningHigh2ExchangedAndRelabelledShardsAreNamed) {
   const size_t at = relabelled.find(bytes_of(labels));
   ASSERT_NE(at, relabelled.npos);
   relabelled.replace(at, sizeof labels, bytes_of(others));
-  test::write_bytes(shard, relabelled);
+  write_bytes(shard, relabelled);
   EXPECT_THAT(open_message(), HasSubstr("labels, names or captions have changed"));
-  test::write_bytes(shard, good);
+  write_bytes(shard, good);
   EXPECT_NO_THROW(FeatureStore::open(path(), /*verify=*/true));
 }
 
 TEST_F(DamagedStore, HardeningHigh2AStoreOfAnEarlierVersionOpens) {
-  auto root = nlohmann::json::parse(test::read_bytes(file("store.json")));
-  for (auto& shard : root["shards"]) shard.erase("columns_xxh3");
-  test::write_bytes(file("store.json"), root.dump());
+  change_store_json([](nlohmann::json& root) {
+    for (auto& shard : root["shards"]) shard.erase("columns_xxh3");
+  });
   const auto store = FeatureStore::open(path(), /*verify=*/true);
   EXPECT_EQ(store->info().shards.at(0).columns_xxh3, "");
   EXPECT_EQ(store->label(4), 1);
@@ -208,17 +211,17 @@ TEST_F(DamagedStore, HostileFieldsAreRefused) {
       {"shards", shard(std::string("a\0b", 3), 10), "plain file name"},
       {"shards", shard("a", 0), "\"num_samples\""},
   };
-  const std::string good = test::read_bytes(file("store.json"));
+  const std::string good = read_bytes(file("store.json"));
   for (const auto& [key, value, expected] : cases) {
     set_field(key, value);
     EXPECT_THAT(open_message(), HasSubstr(expected)) << key << " " << value;
-    test::write_bytes(file("store.json"), good);
+    write_bytes(file("store.json"), good);
   }
   for (const std::string text : {"", "{", "[]", "\x00\xff\xfe", "null", "{\"format\": 3}"}) {
-    test::write_bytes(file("store.json"), text);
+    write_bytes(file("store.json"), text);
     EXPECT_THAT(open_message(), HasSubstr("store.json")) << text;
   }
-  test::write_bytes(file("store.json"), std::string(1 << 20, '['));
+  write_bytes(file("store.json"), std::string(1 << 20, '['));
   EXPECT_THAT(open_message(), HasSubstr("nested levels"));
 }
 
@@ -229,9 +232,7 @@ TEST_F(DamagedStore, WorksFromAReadOnlyFolder) {
 }
 
 TEST_F(DamagedStore, ADamagedShardStopsContinuing) {
-  auto root = nlohmann::json::parse(test::read_bytes(file("store.json")));
-  root["complete"] = false;
-  test::write_bytes(file("store.json"), root.dump());
+  set_field("complete", false);
   std::filesystem::resize_file(file("shard-00000.safetensors"), 200);
   EXPECT_ERROR(FeatureStoreWriter::open(path(), small_info(), 4), "shard-00000.safetensors");
 }

@@ -21,15 +21,13 @@ void write_classes(const TempFolder& folder, int64_t count) {
 }
 
 BatchOptions options_of(int num_threads) {
-  BatchOptions options;
-  options.seed = 7;
-  options.global_batch = 6;
-  options.rank = 1;
-  options.world_size = 2;
-  options.class_dropout_prob = 0.3;
-  options.null_class = 3;
-  options.num_threads = num_threads;
-  return options;
+  return {.seed = 7,
+          .global_batch = 6,
+          .rank = 1,
+          .world_size = 2,
+          .class_dropout_prob = 0.3,
+          .null_class = 3,
+          .num_threads = num_threads};
 }
 
 Pictures pictures_of(const PictureLaneOptions& options, int64_t downsample = 1) {

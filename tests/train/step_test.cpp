@@ -16,7 +16,7 @@
 namespace kiln {
 namespace {
 
-using test::TinyTraining;
+using test::TinyOptions, test::TinyTraining;
 
 std::vector<at::Tensor> grads_of(const TinyTraining& tiny) {
   std::vector<at::Tensor> grads;
