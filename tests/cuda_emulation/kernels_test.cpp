@@ -316,28 +316,26 @@ TEST(EmulatedKernels, Fp8Conversion) {
   for (const auto format : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     for (const auto& [dtype, size] :
          {std::pair{at::kBFloat16, 1.0}, {at::kFloat, 3e-5}, {at::kBFloat16, 0.0}}) {
-      {
-        const int64_t rows = 80, columns = 144;  // tiles that end within a block
-        const at::Tensor values = (randn({rows, columns}, at::kFloat, 1) * size).to(dtype);
-        const Fp8Tensor wanted = to_fp8(values, format, Fp8Layout::kBoth);
-        const float largest = format == at::kFloat8_e4m3fn ? 448.0F : 57344.0F;
-        const Tensors got = in_both_orders([&] {
-          const at::Tensor partials = at::full({kFp8Partials}, 0x7fffffff, at::kInt),
-                           scale = poisoned({1}, at::kFloat);
-          const at::Tensor as_rows = at::full({rows, columns}, 0x7f, at::kByte),
-                           as_columns = at::full({columns, rows}, 0x7f, at::kByte);
-          EXPECT_EQ(0, kiln_cuda_fp8_scale(dtype_of(values), data(values), values.numel(), largest,
-                                           static_cast<unsigned*>(data(partials)),
-                                           scale.mutable_data_ptr<float>(), nullptr));
-          EXPECT_EQ(0, kiln_cuda_fp8_convert(dtype_of(values), data(values), rows, columns,
-                                             scale.const_data_ptr<float>(), format == at::kFloat8_e5m2,
-                                             data(as_rows), data(as_columns), nullptr));
-          return Tensors{scale, as_rows, as_columns};
-        });
-        EXPECT_EQ(got[0].item<float>(), wanted.scale.item<float>());
-        EXPECT_TRUE(at::equal(got[1], wanted.values.view(at::kByte)));
-        EXPECT_TRUE(at::equal(got[2], wanted.transposed.view(at::kByte)));
-      }
+      const int64_t rows = 80, columns = 144;  // tiles that end within a block
+      const at::Tensor values = (randn({rows, columns}, at::kFloat, 1) * size).to(dtype);
+      const Fp8Tensor wanted = to_fp8(values, format, Fp8Layout::kBoth);
+      const float largest = format == at::kFloat8_e4m3fn ? 448.0F : 57344.0F;
+      const Tensors got = in_both_orders([&] {
+        const at::Tensor partials = at::full({kFp8Partials}, 0x7fffffff, at::kInt),
+                         scale = poisoned({1}, at::kFloat);
+        const at::Tensor as_rows = at::full({rows, columns}, 0x7f, at::kByte),
+                         as_columns = at::full({columns, rows}, 0x7f, at::kByte);
+        EXPECT_EQ(0, kiln_cuda_fp8_scale(dtype_of(values), data(values), values.numel(), largest,
+                                         static_cast<unsigned*>(data(partials)),
+                                         scale.mutable_data_ptr<float>(), nullptr));
+        EXPECT_EQ(0, kiln_cuda_fp8_convert(dtype_of(values), data(values), rows, columns,
+                                           scale.const_data_ptr<float>(), format == at::kFloat8_e5m2,
+                                           data(as_rows), data(as_columns), nullptr));
+        return Tensors{scale, as_rows, as_columns};
+      });
+      EXPECT_EQ(got[0].item<float>(), wanted.scale.item<float>());
+      EXPECT_TRUE(at::equal(got[1], wanted.values.view(at::kByte)));
+      EXPECT_TRUE(at::equal(got[2], wanted.transposed.view(at::kByte)));
     }
   }
   const at::Tensor partials = at::zeros({kFp8Partials}, at::kInt);

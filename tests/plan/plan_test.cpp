@@ -32,6 +32,12 @@ int64_t sum(const std::map<std::string, int64_t>& values) {
   return total;
 }
 
+std::map<std::string, PhasePlan> phases_of(const Plan& plan) {
+  std::map<std::string, PhasePlan> phases;
+  for (const PhasePlan& phase : plan.phases) phases[phase.name] = phase;
+  return phases;
+}
+
 StepTrace trace_of(const PlanOptions& options) {
   return trace_step(test::rank_alone(options), describe(options.train).shape, DryRunDevice::kCuda);
 }
@@ -302,8 +308,7 @@ TEST(Plan, PhasesOutsideTheStepAreTraced) {
   options.train.data.autoencoder = "an autoencoder";
   options.train.validation.data = "a store";
   const Plan plan = make_plan(options);
-  std::map<std::string, PhasePlan> phases;
-  for (const PhasePlan& phase : plan.phases) phases[phase.name] = phase;
+  auto phases = phases_of(plan);
   for (const char* name :
        {"load", "first step", "steady step", "validation", "validation sampling", "checkpoint", "resume"})
     EXPECT_TRUE(phases.contains(name)) << name;
@@ -323,10 +328,7 @@ TEST(Plan, PhasesOutsideTheStepAreTraced) {
   EXPECT_EQ(phases["checkpoint"].bytes.host - phases["validation"].bytes.host,
             16 * plan.num_weights + 4 * num_patches * width);
   options.train.checkpoints.copy = CheckpointCopy::kPageCache;
-  for (const PhasePlan& phase : make_plan(options).phases)
-    if (phase.name == "checkpoint") {
-      EXPECT_EQ(phase.bytes.host, phases["steady step"].bytes.host);
-    }
+  EXPECT_EQ(phases_of(make_plan(options)).at("checkpoint").bytes.host, phases["steady step"].bytes.host);
 }
 
 // A validation perturbs no input, so neither its batches nor its tensors have the noise of a step's.
@@ -334,13 +336,9 @@ TEST(Plan, OnlyStepsHaveNoiseOfInputs) {
   PlanOptions options = small_plan();
   options.train.global_batch = 8;
   options.train.validation.data = "a store";
-  const auto phases_of = [&](double perturbation) {
-    options.train.objective.input_perturbation = perturbation;
-    std::map<std::string, PhasePlan> phases;
-    for (const PhasePlan& phase : make_plan(options).phases) phases[phase.name] = phase;
-    return phases;
-  };
-  auto plain = phases_of(0), perturbed = phases_of(0.1);
+  auto plain = phases_of(make_plan(options));
+  options.train.objective.input_perturbation = 0.1;
+  auto perturbed = phases_of(make_plan(options));
   EXPECT_EQ(perturbed["validation"].live_bytes, plain["validation"].live_bytes);
   EXPECT_GT(perturbed["steady step"].bytes.host, plain["steady step"].bytes.host);
   EXPECT_EQ(perturbed["validation"].bytes.host - perturbed["steady step"].bytes.host,
@@ -352,13 +350,9 @@ TEST(Plan, OnlyStepsHaveAHalo) {
   PlanOptions options = small_plan();
   options.train.objective.name = "flow";
   options.train.validation.data = "a store";
-  const auto phases_of = [&](double weight) {
-    options.train.objective.contrastive_weight = weight;
-    std::map<std::string, PhasePlan> phases;
-    for (const PhasePlan& phase : make_plan(options).phases) phases[phase.name] = phase;
-    return phases;
-  };
-  auto plain = phases_of(0), contrastive = phases_of(0.05);
+  auto plain = phases_of(make_plan(options));
+  options.train.objective.contrastive_weight = 0.05;
+  auto contrastive = phases_of(make_plan(options));
   EXPECT_EQ(contrastive["validation"].live_bytes, plain["validation"].live_bytes);
   const int64_t more = contrastive["steady step"].bytes.host - plain["steady step"].bytes.host;
   EXPECT_GT(more, 0);

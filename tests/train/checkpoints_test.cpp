@@ -15,15 +15,10 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using test::rows_of, test::TinyOptions, test::TinyTraining;
+using test::errors_of_ranks, test::on_ranks, test::rows_of, test::TinyOptions, test::TinyTraining;
+using ::testing::Each;
 
 constexpr int64_t kSavedBatch = 4;
-
-class Checkpoints : public ::testing::Test {
- protected:
-  test::TempFolder folder_;
-  const fs::path run_ = folder_.path();
-};
 
 struct Division {
   int64_t world_size = 1, stage = 0;
@@ -41,9 +36,25 @@ TinyOptions options_of(const Division& division, const std::shared_ptr<ProcessGr
   return options;
 }
 
+class Checkpoints : public ::testing::Test {
+ protected:
+  TinyOptions alone(at::ScalarType dtype = at::kFloat) const {
+    return options_of({}, std::make_shared<ProcessGroup>(), run_, dtype);
+  }
+
+  TempFolder folder_;
+  const fs::path run_ = folder_.path();
+};
+
 StepResult step(const TinyTraining& tiny, int64_t number) {
   return tiny.step->run(
       rows_of(tiny.batch(kSavedBatch, static_cast<uint64_t>(number)), tiny.state->zero->group()), 1e-3);
+}
+
+// Takes steps 2 to 4 and returns the last one's loss.
+double loss_of_going_on(const TinyTraining& tiny) {
+  for (const int64_t number : {2, 3}) step(tiny, number);
+  return step(tiny, 4).loss;
 }
 
 // Every file but train_state.json, which says how many ranks there were.
@@ -68,7 +79,7 @@ size_t num_entries(const fs::path& folder) {
 // (ranks, stage) that saves and (ranks, stage) that loads goes through them.
 TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
   {
-    TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+    TinyTraining tiny(alone());
     for (int64_t i = 0; i < 3; ++i) step(tiny, i);
     save_checkpoint(run_, *tiny.state, {.step = 3, .images_seen = 12});
   }
@@ -79,7 +90,7 @@ TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
   for (const auto& [name, checksum] : checksums) EXPECT_EQ(checksum.size(), 16u) << name;
   int64_t number = 3;
   for (const int64_t world_size : {4, 1, 3, 2})
-    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+    on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       for (const bool on_disk : {false, true})
         for (const int64_t stage :
              on_disk ? std::vector<int64_t>{world_size - 1} : std::vector<int64_t>{2, 0, 3, 1}) {
@@ -110,21 +121,20 @@ TEST_F(Checkpoints, TrainingGoesOnWhateverDivisionResumes) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     double expected = 0;
     {
-      TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_, dtype));
+      TinyTraining tiny(alone(dtype));
       for (int64_t i = 0; i < 2; ++i) step(tiny, i);
       save_checkpoint(run_, *tiny.state, {.step = 2});
-      for (int64_t i = 2; i < 5; ++i) expected = step(tiny, i).loss;
+      expected = loss_of_going_on(tiny);
     }
     for (const int64_t world_size : {1, 2, 4}) {
-      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
         for (int64_t stage = 0; stage <= 3; ++stage) {
           const bool is_odd = (stage + world_size / 2 + (dtype == at::kFloat)) % 2 == 1;
           if (!std::getenv("KILN_FULL") && world_size > 1 && is_odd) continue;
           TinyTraining tiny(options_of({world_size, stage}, group, run_, dtype));
           step(tiny, 17);  // whatever it was before
           load_checkpoint(checkpoint_folder(run_, 2), *tiny.state);
-          double loss = 0;
-          for (int64_t i = 2; i < 5; ++i) loss = step(tiny, i).loss;
+          const double loss = loss_of_going_on(tiny);
           EXPECT_NEAR(loss / expected, 1, dtype == at::kFloat ? 5e-6 : 5e-3)
               << world_size << " ranks, stage " << stage;
           if (world_size == 1) {
@@ -139,11 +149,10 @@ TEST_F(Checkpoints, TrainingGoesOnWhateverDivisionResumes) {
 // Two machines of two ranks, each with all of the state: they resume what one rank saved, save it again in
 // the same bytes, and go on like it.
 TEST_F(Checkpoints, MachinesThatHoldCopiesSaveAndResume) {
-  double expected = 0;
-  TinyTraining alone(options_of({}, std::make_shared<ProcessGroup>(), run_, at::kBFloat16));
-  for (int64_t i = 0; i < 2; ++i) step(alone, i);
-  const std::string saved = save_checkpoint(run_, *alone.state, {.step = 2});
-  for (int64_t i = 2; i < 5; ++i) expected = step(alone, i).loss;
+  TinyTraining first(alone(at::kBFloat16));
+  for (int64_t i = 0; i < 2; ++i) step(first, i);
+  const std::string saved = save_checkpoint(run_, *first.state, {.step = 2});
+  const double expected = loss_of_going_on(first);
   test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
     for (int64_t stage = 1; stage <= 3; ++stage) {
       TinyOptions options = options_of({4, stage}, group, run_, at::kBFloat16);
@@ -155,17 +164,15 @@ TEST_F(Checkpoints, MachinesThatHoldCopiesSaveAndResume) {
       if (group->rank() == 0) {
         EXPECT_EQ(tensors_of(again), tensors_of(saved)) << stage;
       }
-      double loss = 0;
-      for (int64_t i = 2; i < 5; ++i) loss = step(tiny, i).loss;
-      EXPECT_NEAR(loss / expected, 1, 5e-3) << stage;
+      EXPECT_NEAR(loss_of_going_on(tiny) / expected, 1, 5e-3) << stage;
     }
   });
 }
 
 TEST_F(Checkpoints, OtherDenoisersGetWholeWeights) {
-  TinyTraining whole(options_of({}, std::make_shared<ProcessGroup>(), run_));
+  TinyTraining whole(alone());
   const auto expected = whole.denoiser->parameters();
-  test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+  on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
     for (int64_t stage = 0; stage <= 3; ++stage) {
       const TinyTraining tiny(options_of({3, stage}, group, run_));
       const TinyTraining other(TinyOptions{});
@@ -185,7 +192,7 @@ TEST_F(Checkpoints, OtherDenoisersGetWholeWeights) {
 
 TEST_F(Checkpoints, TrainingDuringTheWriteDoesNotChangeWhatIsWritten) {
   for (const int64_t world_size : {1, 2})
-    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+    on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       for (const CheckpointCopy copy : {CheckpointCopy::kMemory, CheckpointCopy::kPageCache}) {
         TinyTraining tiny(options_of({world_size, 2}, group, run_));
         step(tiny, 0);
@@ -210,7 +217,7 @@ TEST_F(Checkpoints, TrainingDuringTheWriteDoesNotChangeWhatIsWritten) {
 }
 
 TEST_F(Checkpoints, AnUnfinishedSaveIsNoCheckpointAndLeavesNothing) {
-  test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+  on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     TinyTraining tiny(options_of({2, 1}, group, run_));
     {
       CheckpointSaver saver(run_, *tiny.state, CheckpointCopy::kMemory);
@@ -229,13 +236,13 @@ TEST_F(Checkpoints, AnUnfinishedSaveIsNoCheckpointAndLeavesNothing) {
 
 // Ranks of another machine, whose run folder is not the same one.
 TEST_F(Checkpoints, AFolderThatRanksDoNotShareIsAnErrorOfAll) {
-  const auto errors = test::errors_of_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+  const auto errors = errors_of_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
     TinyTraining tiny(options_of({3, 2}, group, run_));
     const fs::path run = group->rank() == 2 ? run_ / "elsewhere" : run_;
     save_checkpoint(run, *tiny.state, {.step = 1});
   });
-  EXPECT_THAT(errors, ::testing::Each(AllOf(has_all("rank 2 of 3: cannot write", "No such file or directory"),
-                                            Not(HasSubstr("\n")))));
+  EXPECT_THAT(errors, Each(AllOf(has_all("rank 2 of 3: cannot write", "No such file or directory"),
+                                 Not(HasSubstr("\n")))));
   EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
 }
 
@@ -248,7 +255,7 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
     for (const char* name : {kModelFile, "ema.safetensors", "ema-0.5.safetensors"})
       fs::create_symlink(fs::path(partial_checkpoint_folder(run_, 1)) / name, links / name);
     fs::create_symlink("/dev/full", links / kOptimizerFile);
-    const auto errors = test::errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const auto errors = errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyTraining tiny(options_of({2, 3}, group, run_));
       CheckpointSaver saver(group->rank() == 1 ? other : run_, *tiny.state, copy);
       saver.begin({.step = 1});
@@ -258,8 +265,8 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
         EXPECT_FALSE(saver.poll());
       }
     });
-    EXPECT_THAT(errors, ::testing::Each(has_all("rank 1 of 2: cannot write",
-                                                "No space left on device: free some space")));
+    EXPECT_THAT(errors,
+                Each(has_all("rank 1 of 2: cannot write", "No space left on device: free some space")));
     EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
   }
 }
@@ -267,24 +274,24 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
 // Starting again from step 0 in their place would overwrite the log of the run.
 TEST_F(Checkpoints, OnlyDamagedOnesAreAnErrorOfEveryRank) {
   {
-    TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+    TinyTraining tiny(alone());
     for (const int64_t number : {1, 2}) save_checkpoint(run_, *tiny.state, {.step = number});
   }
   const auto look = [&] {
-    return test::errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    return errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       EXPECT_EQ(newest_checkpoint(run_, *group).checkpoint->step, 1);
     });
   };
   const fs::path first = checkpoint_folder(run_, 1), second = checkpoint_folder(run_, 2);
   fs::resize_file(second / kModelFile, 12);
-  EXPECT_THAT(look(), ::testing::Each(""));
+  EXPECT_THAT(look(), Each(""));
   fs::remove(first / kModelFile);
-  EXPECT_THAT(look(), ::testing::Each(
-                          AllOf(has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
-                                        first.string() + " lacks model.safetensors",
-                                        "model.safetensors of " + second.string() + " has 12 bytes, expected",
-                                        "restore one, or remove"),
-                                Not(HasSubstr("\n")))));
+  EXPECT_THAT(look(),
+              Each(AllOf(has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
+                                 first.string() + " lacks model.safetensors",
+                                 "model.safetensors of " + second.string() + " has 12 bytes, expected",
+                                 "restore one, or remove"),
+                         Not(HasSubstr("\n")))));
 }
 
 void change_bytes(const fs::path& path, const std::function<void(std::string&)>& change) {
@@ -296,7 +303,7 @@ void change_bytes(const fs::path& path, const std::function<void(std::string&)>&
 // Their sizes tell nothing: a bit that a disk turned over, and a tail that a loss of power left as zeros.
 TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
   {
-    TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+    TinyTraining tiny(alone());
     for (const int64_t number : {1, 2}) {
       step(tiny, number);
       save_checkpoint(run_, *tiny.state, {.step = number});
@@ -318,15 +325,15 @@ TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
          {std::function<void(std::string&)>(flip), {flip_first}, {flip_last}, {zero_tail}}) {
       change_bytes(newest / name, change);
       ranks = ranks % 3 + 1;
-      test::on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+      on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
         const NewestCheckpoint found = newest_checkpoint(run_, *group);
         ASSERT_TRUE(found.checkpoint);
         EXPECT_EQ(found.checkpoint->step, 1);
         if (group->rank() > 0) return;
         const std::string aside = (run_ / "checkpoints" / "damaged-step-00000002").string();
         EXPECT_THAT(found.damaged,
-                    ::testing::ElementsAre(std::string(name) + " of " + newest.string() +
-                                           " has other bytes than were written: it is " + aside + " now"));
+                    ElementsAre(std::string(name) + " of " + newest.string() +
+                                " has other bytes than were written: it is " + aside + " now"));
       });
       EXPECT_FALSE(fs::exists(newest));  // or it would be kept, and the ones that are good removed
       fs::remove_all(run_ / "checkpoints" / "damaged-step-00000002");
@@ -334,21 +341,21 @@ TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
     }
   EXPECT_EQ(newest_checkpoint(run_, *std::make_shared<ProcessGroup>()).checkpoint->step, 2);
   for (const fs::path& folder : {whole, newest}) change_bytes(folder / kModelFile, flip);
-  EXPECT_THAT(test::errors_of_ranks(2, [&](const auto& group) { newest_checkpoint(run_, *group); }),
-              ::testing::Each(AllOf(has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
-                                            "model.safetensors of " + whole.string() + " has other bytes"),
-                                    Not(HasSubstr("\n")))));
+  EXPECT_THAT(errors_of_ranks(2, [&](const auto& group) { newest_checkpoint(run_, *group); }),
+              Each(AllOf(has_all("none of the 2 checkpoints of " + run_.string() + " is whole",
+                                 "model.safetensors of " + whole.string() + " has other bytes"),
+                         Not(HasSubstr("\n")))));
   EXPECT_TRUE(fs::exists(newest) && fs::exists(whole));
 }
 
 // On machines of different sizes, say: the parts that they read are of one division of the file.
 TEST_F(Checkpoints, RanksOfUnevenThreadsReadEachByteOnce) {
   {
-    TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+    TinyTraining tiny(alone());
     save_checkpoint(run_, *tiny.state, {.step = 1});
   }
   const int threads_before = at::get_num_threads();
-  test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+  on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
     at::get_num_threads();  // a thread's first call takes the number of another
     const int threads = static_cast<int>(1 + 2 * group->rank());
     at::set_num_threads(threads);
@@ -363,7 +370,7 @@ TEST_F(Checkpoints, RanksOfUnevenThreadsReadEachByteOnce) {
 
 // Written before there were checksums.
 TEST_F(Checkpoints, OlderOnesLoadUnchecked) {
-  TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+  TinyTraining tiny(alone());
   const fs::path folder = save_checkpoint(run_, *tiny.state, {.step = 1, .images_seen = 7});
   change_bytes(folder / "train_state.json", [](std::string& text) {
     auto state = nlohmann::json::parse(text);
@@ -371,7 +378,7 @@ TEST_F(Checkpoints, OlderOnesLoadUnchecked) {
     text = state.dump(2) + "\n";
   });
   for (const int64_t world_size : {1, 2})
-    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+    on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyTraining other(options_of({world_size, 2}, group, run_));
       const NewestCheckpoint found = newest_checkpoint(run_, *group);
       ASSERT_TRUE(found.checkpoint);
@@ -381,10 +388,10 @@ TEST_F(Checkpoints, OlderOnesLoadUnchecked) {
 }
 
 TEST_F(Checkpoints, DamagedFilesAreNamed) {
-  TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+  TinyTraining tiny(alone());
   const fs::path folder = save_checkpoint(run_, *tiny.state, {.step = 1});
   const auto load = [&](int64_t world_size) {
-    return test::errors_of_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+    return errors_of_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyTraining other(options_of({world_size, 2}, group, run_));
       load_checkpoint(folder, *other.state);
     });
@@ -399,12 +406,12 @@ TEST_F(Checkpoints, DamagedFilesAreNamed) {
     save_tensors((folder / file).string(), tensors);
   };
   replace("ema-0.5.safetensors", "blocks.1.attn.qkv.bias", at::zeros({7}));
-  EXPECT_THAT(load(2), ::testing::Each(HasSubstr("ema-0.5.safetensors has blocks.1.attn.qkv.bias of shape "
-                                                 "[7], expected [144]")));
+  EXPECT_THAT(load(2), Each(HasSubstr("ema-0.5.safetensors has blocks.1.attn.qkv.bias of shape "
+                                      "[7], expected [144]")));
   replace("ema-0.5.safetensors", "blocks.1.attn.qkv.bias", {});
-  EXPECT_THAT(load(3), ::testing::Each(
-                           has_all("ema-0.5.safetensors lacks blocks.1.attn.qkv.bias: delete this checkpoint",
-                                   "rank 0 of 3")));
+  EXPECT_THAT(load(3),
+              Each(has_all("ema-0.5.safetensors lacks blocks.1.attn.qkv.bias: delete this checkpoint",
+                           "rank 0 of 3")));
   fs::resize_file(folder / kModelFile, fs::file_size(folder / kModelFile) - 1);
   EXPECT_TRUE(list_checkpoints(run_).empty());
   EXPECT_THAT(load(1)[0], HasSubstr("model.safetensors"));
