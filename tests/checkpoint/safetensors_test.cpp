@@ -20,6 +20,10 @@ std::string safetensors_message(const std::string& file) {
       [&] { parse_safetensors(std::as_bytes(std::span(file.data(), file.size())), "some.file"); });
 }
 
+std::string header_message(const std::string& header, std::size_t num_data_bytes = 0) {
+  return safetensors_message(with_header(header, num_data_bytes));
+}
+
 template <class T>
 NamedTensor named(const std::string& name, Dtype dtype, std::vector<int64_t> shape,
                   const std::vector<T>& values) {
@@ -59,7 +63,7 @@ TEST(Safetensors, TheSameInputGivesTheSameBytes) {
     write_safetensors(folder / name,
                       {named("z", Dtype::kF32, {2}, values), named("a", Dtype::kF32, {1, 2}, values)},
                       {{"k", "v"}});
-  EXPECT_EQ(test::read_bytes(folder / "a"), test::read_bytes(folder / "b"));
+  EXPECT_EQ(read_bytes(folder / "a"), read_bytes(folder / "b"));
 }
 
 TEST(Safetensors, OverwritesAnOlderFileWhole) {
@@ -84,21 +88,17 @@ TEST(SafetensorsBadInput, LengthsAreCheckedBeforeUse) {
 }
 
 TEST(SafetensorsBadInput, HeaderMustBeAnObjectOfTensors) {
-  EXPECT_THAT(safetensors_message(with_header("{\"a\":", 0)),
-              HasSubstr("the header of some.file is not JSON"));
-  EXPECT_THAT(safetensors_message(with_header("[1]", 0)), HasSubstr("not an object"));
-  EXPECT_THAT(safetensors_message(with_header("{\"a\":\n7}", 0)),
-              HasSubstr("\"a\": its header entry is not an object"));
-  EXPECT_THAT(safetensors_message(with_header(R"({"a":{"dtype":"F32","shape":[1]}})", 4)),
+  EXPECT_THAT(header_message("{\"a\":"), HasSubstr("the header of some.file is not JSON"));
+  EXPECT_THAT(header_message("[1]"), HasSubstr("not an object"));
+  EXPECT_THAT(header_message("{\"a\":\n7}"), HasSubstr("\"a\": its header entry is not an object"));
+  EXPECT_THAT(header_message(R"({"a":{"dtype":"F32","shape":[1]}})", 4),
               HasSubstr("\"data_offsets\" is missing"));
-  EXPECT_THAT(safetensors_message(with_header(R"({"a":{"dtype":1,"shape":[1],"data_offsets":[0,4]}})", 4)),
+  EXPECT_THAT(header_message(R"({"a":{"dtype":1,"shape":[1],"data_offsets":[0,4]}})", 4),
               HasSubstr("\"dtype\" is not a string"));
-  EXPECT_THAT(
-      safetensors_message(with_header(R"({"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}})", 4)),
-      HasSubstr("F8_E4M3"));
-  EXPECT_THAT(safetensors_message(with_header(R"({"__metadata__":{"a":1}})", 0)),
-              HasSubstr("metadata \"a\" is not a string"));
-  EXPECT_THAT(safetensors_message(with_header(std::string(100000, '[') + std::string(100000, ']'), 0)),
+  EXPECT_THAT(header_message(R"({"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}})", 4),
+              HasSubstr("F8_E4M3"));
+  EXPECT_THAT(header_message(R"({"__metadata__":{"a":1}})"), HasSubstr("metadata \"a\" is not a string"));
+  EXPECT_THAT(header_message(std::string(100000, '[') + std::string(100000, ']')),
               HasSubstr("nested levels"));
 }
 
@@ -106,17 +106,15 @@ TEST(SafetensorsBadInput, ShapesAndOffsetsMustAgree) {
   const auto entry = [](const std::string& shape, const std::string& offsets) {
     return R"({"a":{"dtype":"F32","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
   };
-  EXPECT_THAT(safetensors_message(with_header(entry("[2]", "[0,8]"), 4)), HasSubstr("truncated"));
-  EXPECT_THAT(safetensors_message(with_header(entry("[2]", "[0,4]"), 4)),
+  EXPECT_THAT(header_message(entry("[2]", "[0,8]"), 4), HasSubstr("truncated"));
+  EXPECT_THAT(header_message(entry("[2]", "[0,4]"), 4),
               HasSubstr("expected 8 bytes by dtype and shape, got 4"));
-  EXPECT_THAT(safetensors_message(with_header(entry("[2]", "[4,0]"), 4)), HasSubstr("ends before it begins"));
-  EXPECT_THAT(safetensors_message(with_header(entry("[-1]", "[0,4]"), 4)), HasSubstr("not a valid number"));
-  EXPECT_THAT(safetensors_message(with_header(entry("[1.0]", "[0,4]"), 4)), HasSubstr("not a valid number"));
-  EXPECT_THAT(safetensors_message(with_header(entry("[1]", "[0,18446744073709551615]"), 4)),
-              HasSubstr("not a valid number"));
+  EXPECT_THAT(header_message(entry("[2]", "[4,0]"), 4), HasSubstr("ends before it begins"));
+  EXPECT_THAT(header_message(entry("[-1]", "[0,4]"), 4), HasSubstr("not a valid number"));
+  EXPECT_THAT(header_message(entry("[1.0]", "[0,4]"), 4), HasSubstr("not a valid number"));
+  EXPECT_THAT(header_message(entry("[1]", "[0,18446744073709551615]"), 4), HasSubstr("not a valid number"));
   // 2^62 * 4 * 4 wraps to 0 in 64 bits.
-  EXPECT_THAT(safetensors_message(with_header(entry("[4611686018427387904,4]", "[0,0]"), 0)),
-              HasSubstr("too large to count"));
+  EXPECT_THAT(header_message(entry("[4611686018427387904,4]", "[0,0]")), HasSubstr("too large to count"));
 }
 
 TEST(SafetensorsBadInput, TensorsMustTileTheData) {
@@ -124,20 +122,15 @@ TEST(SafetensorsBadInput, TensorsMustTileTheData) {
     return R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)" + first +
            R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";
   };
-  EXPECT_THAT(safetensors_message(with_header(two("[0,4]", "[2,6]"), 6)),
-              HasSubstr("overlap before tensor \"b\""));
-  EXPECT_THAT(safetensors_message(with_header(two("[0,4]", "[6,10]"), 10)),
-              HasSubstr("hole before tensor \"b\""));
-  EXPECT_THAT(safetensors_message(with_header(two("[0,4]", "[4,8]"), 9)),
-              HasSubstr("expected 8 bytes of data, got 9"));
+  EXPECT_THAT(header_message(two("[0,4]", "[2,6]"), 6), HasSubstr("overlap before tensor \"b\""));
+  EXPECT_THAT(header_message(two("[0,4]", "[6,10]"), 10), HasSubstr("hole before tensor \"b\""));
+  EXPECT_THAT(header_message(two("[0,4]", "[4,8]"), 9), HasSubstr("expected 8 bytes of data, got 9"));
 }
 
 TEST(SafetensorsBadInput, DuplicateKeysAreRefused) {
   const std::string entry = R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
-  EXPECT_THAT(safetensors_message(with_header("{" + entry + "," + entry + "}", 1)),
-              HasSubstr("key \"a\" occurs twice"));
-  EXPECT_THAT(safetensors_message(
-                  with_header(R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1)),
+  EXPECT_THAT(header_message("{" + entry + "," + entry + "}", 1), HasSubstr("key \"a\" occurs twice"));
+  EXPECT_THAT(header_message(R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1),
               HasSubstr("key \"dtype\" occurs twice"));
 }
 
@@ -145,7 +138,7 @@ TEST(SafetensorsBadInput, EveryTruncationOfAGoodFileIsRefused) {
   const TempFolder folder;
   const std::vector<float> values = {1, 2, 3};
   write_safetensors(folder / "a", {named("w", Dtype::kF32, {3}, values)}, {{"k", "v"}});
-  const std::string whole = test::read_bytes(folder / "a");
+  const std::string whole = read_bytes(folder / "a");
   for (std::size_t size = 0; size < whole.size(); ++size) safetensors_message(whole.substr(0, size));
 }
 
@@ -155,7 +148,7 @@ TEST(SafetensorsIndex, ReadsShardsAndNamesWhatIsMissing) {
   write_safetensors(folder / "one.safetensors", {named("a", Dtype::kF32, {3}, values)});
   write_safetensors(folder / "two.safetensors", {named("b", Dtype::kF32, {1, 3}, values)});
   const auto index = [&](const std::string& map) {
-    test::write_bytes(folder / "x.index.json", R"({"metadata":{"total_size":24},"weight_map":)" + map + "}");
+    write_bytes(folder / "x.index.json", R"({"metadata":{"total_size":24},"weight_map":)" + map + "}");
     return open_tensor_file(folder / "x.index.json");
   };
   const auto file = index(R"({"a":"one.safetensors","b":"two.safetensors"})");
@@ -173,7 +166,7 @@ TEST(WeightsFile, IsToldByItsContent) {
   write_safetensors(folder / "named.pt", {named("w", Dtype::kF32, {1}, values)});
   EXPECT_EQ(tensor_file_format(folder / "named.pt"), TensorFileFormat::kSafetensors);
   EXPECT_ERROR(open_tensor_file(folder / "absent"), "cannot read");
-  test::write_bytes(folder / "empty", "");
+  write_bytes(folder / "empty", "");
   EXPECT_ERROR(open_tensor_file(folder / "empty"), "empty");
   std::filesystem::create_directory(folder / "sub");
   EXPECT_ERROR(open_tensor_file(folder / "sub"), "no weights in the folder");

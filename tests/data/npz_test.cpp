@@ -59,22 +59,27 @@ void add_images(NpzImageWriter& writer, int64_t end) {
     writer.add(make_picture(3, 4, static_cast<uint32_t>(i)));
 }
 
+// Of five images of 3 x 4.
+std::unique_ptr<NpzImageWriter> open_images(const std::string& path, const std::string& settings = "seed 1") {
+  return NpzImageWriter::open(path, 5, 3, 4, settings);
+}
+
 TEST(NpzImageWriter, AnInterruptedFileIsContinuedToTheSameBytes) {
   const TempFolder folder;
   {
-    const auto writer = NpzImageWriter::open(folder / "whole.npz", 5, 3, 4, "seed 1");
+    const auto writer = open_images(folder / "whole.npz");
     add_images(*writer, 5);
     writer->finish();
   }
   {
-    const auto writer = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4, "seed 1");
+    const auto writer = open_images(folder / "cut.npz");
     add_images(*writer, 3);
   }
   EXPECT_FALSE(std::filesystem::exists(folder / "cut.npz"));
   // Killed within the third image.
   std::filesystem::resize_file(folder / "cut.npz.partial",
                                std::filesystem::file_size(folder / "cut.npz.partial") - 7);
-  const auto writer = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4, "seed 1");
+  const auto writer = open_images(folder / "cut.npz");
   EXPECT_EQ(writer->num_written(), 2);
   EXPECT_ERROR(writer->finish(), "expected 5 images, got 2");
   add_images(*writer, 5);
@@ -83,7 +88,7 @@ TEST(NpzImageWriter, AnInterruptedFileIsContinuedToTheSameBytes) {
   EXPECT_EQ(read_bytes(folder / "cut.npz"), read_bytes(folder / "whole.npz"));
   EXPECT_EQ(folder.num_files(), 2u);
   // A third run finds it done.
-  const auto again = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4, "seed 1");
+  const auto again = open_images(folder / "cut.npz");
   EXPECT_EQ(again->num_written(), 5);
   again->finish();
   EXPECT_EQ(read_bytes(folder / "cut.npz"), read_bytes(folder / "whole.npz"));
@@ -92,26 +97,26 @@ TEST(NpzImageWriter, AnInterruptedFileIsContinuedToTheSameBytes) {
 TEST(NpzImageWriter, RefusesOtherImagesAndBadPlaces) {
   const TempFolder folder;
   {
-    const auto writer = NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 1");
+    const auto writer = open_images(folder / "a.npz");
     EXPECT_ERROR(writer->add(make_picture(4, 3)), "expected images of 4 x 3, got 3 x 4");
     add_images(*writer, 1);
   }
   EXPECT_ERROR(NpzImageWriter::open(folder / "a.npz", 6, 3, 4, "seed 1"),
                "holds other images than 6 of 4 x 3");
-  EXPECT_ERROR(NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 2"), "other settings", "a.npz.partial");
+  EXPECT_ERROR(open_images(folder / "a.npz", "seed 2"), "other settings", "a.npz.partial");
   {
-    const auto writer = NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 1");
+    const auto writer = open_images(folder / "a.npz");
     EXPECT_EQ(writer->num_written(), 1);  // the refusals left it alone
     add_images(*writer, 5);
     writer->finish();
   }
   const std::string whole = read_bytes(folder / "a.npz");
-  EXPECT_ERROR(NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 2"), "other settings", "a.npz");
+  EXPECT_ERROR(open_images(folder / "a.npz", "seed 2"), "other settings", "a.npz");
   EXPECT_EQ(read_bytes(folder / "a.npz"), whole);
   write_bytes(folder / "b.npz", "something else");
-  EXPECT_ERROR(NpzImageWriter::open(folder / "b.npz", 5, 3, 4, "seed 1"), "got another");
+  EXPECT_ERROR(open_images(folder / "b.npz"), "got another");
   EXPECT_EQ(read_bytes(folder / "b.npz"), "something else");
-  EXPECT_ERROR(NpzImageWriter::open(folder / "no/a.npz", 5, 3, 4, "seed 1"), "no/a.npz");
+  EXPECT_ERROR(open_images(folder / "no/a.npz"), "no/a.npz");
   EXPECT_ERROR(NpzImageWriter::open(folder / "c.npz", 0, 3, 4, "seed 1"), "expected images");
 }
 

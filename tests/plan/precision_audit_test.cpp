@@ -85,11 +85,13 @@ std::vector<json> rows(const json& list, const std::string& segment, const std::
   return found;
 }
 
-const std::vector<std::pair<std::string, Plant>> kClean = {
-    {"in", nullptr}, {"middle", nullptr}, {"out", nullptr}};
+// The audit of a step with this in its middle.
+json audited_with(Plant plant, at::ScalarType compute_dtype) {
+  return audited({{"in", nullptr}, {"middle", std::move(plant)}, {"out", nullptr}}, compute_dtype);
+}
 
 TEST(PrecisionAudit, FindsNothingInACleanStep) {
-  const json audit = audited(kClean, at::kBFloat16);
+  const json audit = audited_with(nullptr, at::kBFloat16);
   EXPECT_TRUE(audit["overflows"].empty()) << audit["overflows"];
   for (const json& row : audit["f32"]) EXPECT_FALSE(row["is_product"].get<bool>()) << row;
   for (const json& row : audit["casts"])
@@ -101,9 +103,8 @@ TEST(PrecisionAudit, FindsNothingInACleanStep) {
 }
 
 TEST(PrecisionAudit, FindsAPlantedCast) {
-  auto blocks = kClean;
-  blocks[1].second = [](const at::Tensor& x, const at::Tensor&) { return x.to(at::kHalf).to(at::kFloat); };
-  const json audit = audited(blocks, at::kBFloat16);
+  const json audit = audited_with(
+      [](const at::Tensor& x, const at::Tensor&) { return x.to(at::kHalf).to(at::kFloat); }, at::kBFloat16);
   int64_t found = 0;
   for (const json& row : audit["casts"]) {
     if (row["from"] != "fp16" && row["to"] != "fp16") continue;
@@ -117,11 +118,10 @@ TEST(PrecisionAudit, FindsAPlantedCast) {
 }
 
 TEST(PrecisionAudit, FindsAPlantedProductInF32) {
-  auto blocks = kClean;
-  blocks[1].second = [](const at::Tensor& x, const at::Tensor& weight) {
+  const auto product = [](const at::Tensor& x, const at::Tensor& weight) {
     return at::matmul(x, weight.to(at::kFloat));
   };
-  const json audit = audited(blocks, at::kBFloat16);
+  const json audit = audited_with(product, at::kBFloat16);
   for (const char* phase : {"forward", "backward"}) {
     bool found = false;
     for (const json& row : rows(audit["f32"], "middle", phase)) found |= row["is_product"].get<bool>();
@@ -137,9 +137,8 @@ TEST(PrecisionAudit, FindsAPlantedProductInF32) {
 
 TEST(PrecisionAudit, FindsAPlantedOverflow) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    auto blocks = kClean;
-    blocks[1].second = [](const at::Tensor& x, const at::Tensor&) { return x * 1e38 * 1e10; };
-    const json audit = audited(blocks, dtype);
+    const json audit =
+        audited_with([](const at::Tensor& x, const at::Tensor&) { return x * 1e38 * 1e10; }, dtype);
     ASSERT_FALSE(audit["overflows"].empty());
     const json& first = audit["overflows"][0];
     EXPECT_EQ(first["segment"], "middle");
@@ -152,11 +151,10 @@ TEST(PrecisionAudit, FindsAPlantedOverflow) {
 }
 
 TEST(PrecisionAudit, SaysHowNearFp16IsToItsEnd) {
-  auto blocks = kClean;
-  blocks[1].second = [](const at::Tensor& x, const at::Tensor&) {
+  const auto near_the_end = [](const at::Tensor& x, const at::Tensor&) {
     return x + (x * 0 + 60000).to(at::kHalf).to(at::kFloat) * 0;
   };
-  const json audit = audited(blocks, at::kHalf);
+  const json audit = audited_with(near_the_end, at::kHalf);
   const json& first = audit["largest"][0];
   EXPECT_EQ(first["segment"], "middle");
   EXPECT_EQ(first["dtype"], "fp16");
@@ -180,7 +178,7 @@ TEST(PrecisionAudit, SendsOnlyFp16ToBf16AndLabelsNoRowOf16BitsF32) {
 }
 
 TEST(PrecisionAudit, InF32NothingIsSaidToRunInF32) {
-  const json audit = audited(kClean, at::kFloat);
+  const json audit = audited_with(nullptr, at::kFloat);
   EXPECT_TRUE(audit["f32"].empty());
   EXPECT_THAT(audit["advice"].dump(), HasSubstr("--compute-dtype bf16"));
 }

@@ -9,8 +9,7 @@
 namespace kiln {
 namespace {
 
-using test::TinyOptions;
-using test::TinyTraining;
+using test::TinyOptions, test::TinyTraining;
 
 // The loss of epsilon, and the squares of what some segments put out, each with a weight of its own.
 class TappedObjective : public Objective {
@@ -122,8 +121,7 @@ TEST(Taps, AddUpOverMicroBatchesAndDividedRanks) {
 }
 
 TEST(Taps, OfNoSegmentAreRefused) {
-  EXPECT_THAT(test::message_of([] { const TinyTraining run(tapped({4})); }),
-              ::testing::HasSubstr("expected a loss that taps one of 4 segments, got 4"));
+  EXPECT_ERROR(TinyTraining(tapped({4})), "expected a loss that taps one of 4 segments, got 4");
 }
 
 }  // namespace
