@@ -11,12 +11,12 @@
 #include "core/allocations.h"
 #include "core/dry_run.h"
 #include "parallel/rank_threads.h"
-#include "train/tiny_model.h"
+#include "train/placements.h"
 
 namespace kiln {
 namespace {
 
-using test::TinyOptions, test::TinyTraining;
+using test::expect_equal, test::state_of, test::TinyOptions, test::TinyTraining;
 
 std::vector<at::Tensor> grads_of(const TinyTraining& tiny) {
   std::vector<at::Tensor> grads;
@@ -24,13 +24,18 @@ std::vector<at::Tensor> grads_of(const TinyTraining& tiny) {
   return grads;
 }
 
-// d(mean loss) / d(weights) in one autograd pass, in the order of Denoiser::parameters().
-std::vector<at::Tensor> plain_autograd(const TinyTraining& tiny, const StepBatch& batch) {
-  at::AutoGradMode with_graph(true);
+// Of the whole batch at once.
+LossTerms plain_loss(const TinyTraining& tiny, const StepBatch& batch) {
   const NoisedBatch noised = tiny.objective->add_noise(batch.x_0, batch.noise, batch.timesteps);
   const at::Tensor prediction = tiny.denoiser->forward(
       {.x_t = noised.x_t, .timesteps = noised.model_t, .conditioning = batch.conditioning});
-  const LossTerms loss = tiny.objective->loss(prediction, batch.x_0, batch.noise, noised);
+  return tiny.objective->loss(prediction, batch.x_0, batch.noise, noised);
+}
+
+// d(mean loss) / d(weights) in one autograd pass, in the order of Denoiser::parameters().
+std::vector<at::Tensor> plain_autograd(const TinyTraining& tiny, const StepBatch& batch) {
+  at::AutoGradMode with_graph(true);
+  const LossTerms loss = plain_loss(tiny, batch);
   std::vector<at::Tensor> leaves;
   for (const auto& parameter : tiny.denoiser->parameters())
     if (parameter->trainable) leaves.push_back(parameter->value);
@@ -75,10 +80,7 @@ TEST(Step, RecomputeTrainsTheSameWeightsBitwise) {
     const StepBatch batch = keep.batch(4, step);
     EXPECT_EQ(keep.step->run(batch, 1e-3).loss, recompute.step->run(batch, 1e-3).loss);
   }
-  for (size_t s = 0; s < keep.state->segments.size(); ++s) {
-    EXPECT_TRUE(at::equal(keep.state->segments[s].unit.master, recompute.state->segments[s].unit.master));
-    EXPECT_TRUE(at::equal(keep.state->segments[s].unit.emas[0], recompute.state->segments[s].unit.emas[0]));
-  }
+  expect_equal(state_of(keep), state_of(recompute));
 }
 
 // The loss is the mean over the global batch, whatever it is cut into; the last micro-batch may be smaller.
@@ -104,10 +106,7 @@ TEST(Step, MicroBatchesAddUpToTheGlobalMean) {
 TEST(Step, TermsAreMeansOverMicroBatchesAndRanks) {
   TinyTraining tiny({});
   const StepBatch batch = tiny.batch(7);
-  const NoisedBatch noised = tiny.objective->add_noise(batch.x_0, batch.noise, batch.timesteps);
-  const at::Tensor prediction = tiny.denoiser->forward(
-      {.x_t = noised.x_t, .timesteps = noised.model_t, .conditioning = batch.conditioning});
-  const LossTerms expected = tiny.objective->loss(prediction, batch.x_0, batch.noise, noised);
+  const LossTerms expected = plain_loss(tiny, batch);
   for (const int64_t world_size : {1, 2, 3})
     for (const int64_t micro_batch : {0, 1, 3})
       test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
@@ -173,12 +172,7 @@ TEST(Step, ContrastiveLossesAreThoseOfTheGlobalBatch) {
 TEST(Step, NonFiniteLossMovesNothing) {
   TinyTraining tiny({});
   tiny.step->run(tiny.batch(4, 0), 1e-3);
-  std::vector<std::vector<at::Tensor>> before;
-  for (const auto& segment : tiny.state->segments) {
-    const FlatUnit& unit = segment.unit;
-    before.push_back(
-        {unit.master.clone(), unit.moments[0].clone(), unit.moments[1].clone(), unit.emas[0].clone()});
-  }
+  const std::vector<at::Tensor> before = state_of(tiny);
   StepBatch batch = tiny.batch(4, 1);
   batch.x_0.select(0, 2).fill_(std::numeric_limits<float>::quiet_NaN());
   const StepResult result = tiny.step->run(batch, 1e-3);
@@ -186,13 +180,7 @@ TEST(Step, NonFiniteLossMovesNothing) {
   EXPECT_TRUE(std::isfinite(result.losses[1]));
   EXPECT_FALSE(std::isfinite(result.losses[2]));
   EXPECT_EQ(tiny.state->updates, 1);
-  for (size_t s = 0; s < before.size(); ++s) {
-    const FlatUnit& unit = tiny.state->segments[s].unit;
-    EXPECT_TRUE(at::equal(unit.master, before[s][0]));
-    EXPECT_TRUE(at::equal(unit.moments[0], before[s][1]));
-    EXPECT_TRUE(at::equal(unit.moments[1], before[s][2]));
-    EXPECT_TRUE(at::equal(unit.emas[0], before[s][3]));
-  }
+  expect_equal(state_of(tiny), before);
   EXPECT_TRUE(tiny.step->run(tiny.batch(4, 2), 1e-3).applied);
 }
 
@@ -302,7 +290,7 @@ TEST(Step, NeedsAMemoryChoicePerSegment) {
 // clipping among them.
 TEST(Update, NeedNotWaitForTheHost) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
-    std::vector<std::vector<at::Tensor>> weights;
+    std::vector<std::vector<at::Tensor>> states;
     std::vector<std::vector<double>> numbers;
     for (const bool unread : {true, false}) {
       TinyTraining tiny({.compute_dtype = dtype, .max_grad_norm = 0.01, .updates_unread = unread});
@@ -317,16 +305,10 @@ TEST(Update, NeedNotWaitForTheHost) {
       }
       EXPECT_EQ(tiny.state->updates, 3);
       numbers.push_back(told);
-      weights.emplace_back();
-      for (const auto& segment : tiny.state->segments) {
-        weights.back().push_back(segment.unit.compute_weights.clone());
-        const StateLease lease = segment.unit.lease(Access::kRead);
-        for (const auto* list : {&lease.moments, &lease.emas})
-          for (const at::Tensor& tensor : *list) weights.back().push_back(tensor.clone());
-      }
+      states.push_back(state_of(tiny));
     }
     EXPECT_EQ(numbers[0], numbers[1]);
-    for (size_t i = 0; i < weights[0].size(); ++i) EXPECT_TRUE(at::equal(weights[0][i], weights[1][i])) << i;
+    expect_equal(states[0], states[1]);
   }
 }
 
