@@ -77,7 +77,8 @@ inline bool break_store() {
   return done;
 }
 
-// The message of the Error that `action` must throw; it must be one line.
+// The message of the Error that `action` must throw; it must be one line. Not for an exception itself, whose
+// message core/error.h gives.
 template <std::invocable Action>
 std::string message_of(Action&& action) {
   try {
