@@ -1,7 +1,6 @@
 // Moves pictures that kiln check-data found out of a data set.
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <sstream>
 
@@ -49,8 +48,8 @@ void move_lines(const fs::path& from, const fs::path& to, const std::set<std::st
     const std::vector<std::byte> there = read_file(kWho, to.string());
     moved.assign(reinterpret_cast<const char*>(there.data()), there.size());
   }
-  std::ifstream lines = input_stream(kWho, from.string());
-  for (std::string line; std::getline(lines, line);) {
+  LineReader lines(kWho, from.string());
+  for (std::string line; lines.next(line);) {
     const nlohmann::json fields = json_or_discarded(kWho, line, from.string());
     const bool is_moved = fields.is_object() && names.contains(fields.value("file_name", ""));
     (is_moved ? moved : kept) += line + "\n";

@@ -21,9 +21,9 @@ struct Colors {
 };
 
 // Numbers and texts at places of a file or a profile, which may be cut off: then they are 0 or short.
-class Places {
+class ProfileBytes {
  public:
-  explicit Places(std::string_view bytes) : bytes_(bytes) {}
+  explicit ProfileBytes(std::string_view bytes) : bytes_(bytes) {}
   size_t size() const { return bytes_.size(); }
   std::string_view text(size_t at, size_t count) const {
     return at < bytes_.size() ? bytes_.substr(at, count) : std::string_view();
@@ -39,7 +39,7 @@ class Places {
   std::string_view bytes_;
 };
 
-Colors colors_of_jpeg(const Places& file) {
+Colors colors_of_jpeg(const ProfileBytes& file) {
   constexpr std::string_view kProfile{"ICC_PROFILE\0", 12};
   constexpr size_t kNumbers = 2;  // of this piece and of all, behind that
   Colors colors;
@@ -81,7 +81,7 @@ Colors colors_of_png(std::span<const std::byte> file) {
   return colors;
 }
 
-Colors colors_of_webp(const Places& file) {
+Colors colors_of_webp(const ProfileBytes& file) {
   Colors colors;
   constexpr size_t kFirst = 12, kHead = 8;
   if (file.text(kFirst, 4) == "VP8L") colors.has_alpha = (file.number(21, 4, true) >> 28 & 1) != 0;
@@ -97,7 +97,7 @@ Colors colors_of_webp(const Places& file) {
 
 // Returns what a profile calls itself (ICC.1, the tag desc: a textDescriptionType of version 2 or a
 // multiLocalizedUnicodeType of version 4, of which the first text is taken).
-std::string profile_name(const Places& profile) {
+std::string profile_name(const ProfileBytes& profile) {
   constexpr size_t kTags = 128, kTagBytes = 12, kMostName = 100;
   const size_t num_tags = std::min<size_t>(profile.number(kTags, 4), kMostName);
   std::string name;
@@ -124,11 +124,11 @@ bool is_srgb(std::string name) {
 }  // namespace
 
 std::string color_note(std::span<const std::byte> file, PictureFormat format) {
-  const Places places({reinterpret_cast<const char*>(file.data()), file.size()});
+  const ProfileBytes places({reinterpret_cast<const char*>(file.data()), file.size()});
   const Colors colors = format == PictureFormat::kJpeg  ? colors_of_jpeg(places)
                         : format == PictureFormat::kPng ? colors_of_png(file)
                                                         : colors_of_webp(places);
-  const std::string name = profile_name(Places(colors.profile));
+  const std::string name = profile_name(ProfileBytes(colors.profile));
   if (colors.is_cmyk) return "CMYK, converted without a profile";
   if (!colors.profile.empty() && !is_srgb(name))
     return fmt::format("its colour profile {} is not applied", name.empty() ? "without a name" : name);
