@@ -1,5 +1,6 @@
 // A loss with weights of its own: its gradients, how its state is divided, kept and resumed, and that no file
 // of the model has it.
+#include <ATen/ops/cosine_similarity.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
