@@ -15,7 +15,7 @@ void add_doctor_command(CLI::App& app) {
   command->add_flag("!--no-peak", options->measures_peak, "Leave out the measurement of five seconds");
   command->add_flag("--json", *json, "Print one JSON object, and nothing else, on standard output");
   command->callback([=] {
-    const std::vector<Finding> findings = examine(*options);
+    const std::vector<MachineFinding> findings = examine(*options);
     nlohmann::json result = to_json(findings);
     result["program"] = build_identity();
     fmt::print("{}", *json ? result.dump(1) + "\n" : findings_text(findings));

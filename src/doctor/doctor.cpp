@@ -37,7 +37,7 @@ namespace fs = std::filesystem;
 using enum Diagnosis;
 
 // Keeps the worst diagnosis of a finding, with the first advice for it.
-void judge(Finding& finding, Diagnosis diagnosis, bool holds, const std::string& advice) {
+void judge(MachineFinding& finding, Diagnosis diagnosis, bool holds, const std::string& advice) {
   if (!holds || diagnosis <= finding.diagnosis) return;
   finding.diagnosis = diagnosis;
   finding.advice = advice;
@@ -59,9 +59,10 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-Finding instructions() {
+MachineFinding instructions() {
   const CpuLevel level = cpu_level(), best = cpu_level_of_machine();
-  Finding found{"instructions", machine_name(at::kCPU), {{"level", name_of(level)}, {"best", name_of(best)}}};
+  MachineFinding found{
+      "instructions", machine_name(at::kCPU), {{"level", name_of(level)}, {"best", name_of(best)}}};
   judge(found, kGains, level < best, fmt::format("the processor has {}: unset KILN_CPU", name_of(best)));
   judge(found, kGains, best == CpuLevel::kPortable, "Kiln's kernels want AVX2 or later");
   return found;
@@ -79,12 +80,12 @@ double processor_quota(const fs::path& root) {
   }
 }
 
-Finding threads(const fs::path& root) {
+MachineFinding threads(const fs::path& root) {
   const int64_t own = num_own_cpus(), all = ::sysconf(_SC_NPROCESSORS_ONLN);
   const double quota = std::min(processor_quota(root), static_cast<double>(own));
-  Finding found{"threads",
-                fmt::format("{} of {} processors", own, all),
-                {{"own", own}, {"machine", all}, {"quota", quota}}};
+  MachineFinding found{"threads",
+                       fmt::format("{} of {} processors", own, all),
+                       {{"own", own}, {"machine", all}, {"quota", quota}}};
   judge(
       found, kGains, quota < static_cast<double>(own),
       fmt::format("a control group gives the time of {} processors, for which {} threads wait: --threads {}",
@@ -93,9 +94,9 @@ Finding threads(const fs::path& root) {
   return found;
 }
 
-Finding memory(const std::string& root) {
+MachineFinding memory(const std::string& root) {
   const HostMemory host = host_memory(root);
-  Finding found{
+  MachineFinding found{
       "memory",
       fmt::format("{} of {} GiB are free", gib_text(host.available_bytes), gib_text(host.total_bytes)),
       {{"total_bytes", host.total_bytes}, {"available_bytes", host.available_bytes}}};
@@ -103,15 +104,15 @@ Finding memory(const std::string& root) {
   return found;
 }
 
-Finding disk(const char* about, const std::string& path, const std::vector<DiskSpeed>& measured) {
+MachineFinding disk(const char* about, const std::string& path, const std::vector<DiskSpeed>& measured) {
   const std::string folder = existing_folder(path);
   const FileSystem file_system = file_system_of(folder);
   std::error_code error;
   const fs::space_info space = fs::space(folder, error);
   const int64_t free_bytes = error ? 0 : static_cast<int64_t>(space.available);
-  Finding found{about,
-                fmt::format("{} has {} GiB free", folder, gib_text(free_bytes)),
-                {{"folder", folder}, {"file_system", file_system.name}, {"free_bytes", free_bytes}}};
+  MachineFinding found{about,
+                       fmt::format("{} has {} GiB free", folder, gib_text(free_bytes)),
+                       {{"folder", folder}, {"file_system", file_system.name}, {"free_bytes", free_bytes}}};
   if (!file_system.name.empty()) found.text += " on " + file_system.name;
   if (const DiskSpeed* speed = disk_of(measured, folder)) {
     found.values["read_bytes_per_s"] = speed->read_bytes_per_s;
@@ -132,10 +133,11 @@ std::string nvidia_driver(const fs::path& root) {
   return "";
 }
 
-Finding drivers(const fs::path& root, at::Device device) {
+MachineFinding drivers(const fs::path& root, at::Device device) {
   const std::string driver = nvidia_driver(root);
   const bool is_for_gpus = ::dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD) != nullptr;
-  Finding found{"drivers", "NVIDIA " + driver, {{"nvidia", driver}, {"program_for_gpus", is_for_gpus}}};
+  MachineFinding found{
+      "drivers", "NVIDIA " + driver, {{"nvidia", driver}, {"program_for_gpus", is_for_gpus}}};
   if (device.is_cuda()) found.text += fmt::format(", {} x {}", num_devices(device), machine_name(device));
   if (driver.empty()) found.text = "none of a GPU: runs are on the CPU";
   judge(found, kGains, !driver.empty() && !is_for_gpus,
@@ -146,7 +148,7 @@ Finding drivers(const fs::path& root, at::Device device) {
 }
 
 // Networks that are up, with their speed where the card says it, and the lanes of GPUs.
-Finding links(const fs::path& root) {
+MachineFinding links(const fs::path& root) {
   std::vector<std::string> up;
   for (const fs::path& network : entries_of(root / "sys/class/net")) {
     if (first_line(network / "operstate") != "up") continue;
@@ -154,7 +156,7 @@ Finding links(const fs::path& root) {
     up.push_back(network.filename().string());
     if (megabits > 0) up.back() += fmt::format(" {} Gbit/s", number_text(megabits / 1e3, 3));
   }
-  Finding found{"links", "no network that is up: ranks of this machine only", {{"networks", up}}};
+  MachineFinding found{"links", "no network that is up: ranks of this machine only", {{"networks", up}}};
   if (!up.empty()) found.text = fmt::format("{}", fmt::join(up, ", "));
   for (const fs::path& card : entries_of(root / "sys/bus/pci/devices")) {
     if (first_line(card / "vendor") != "0x10de" || !first_line(card / "class").starts_with("0x03")) continue;
@@ -166,11 +168,11 @@ Finding links(const fs::path& root) {
   return found;
 }
 
-Finding clock(const fs::path& root) {
+MachineFinding clock(const fs::path& root) {
   const std::time_t now = std::time(nullptr);
   const std::string source =
       first_line(root / "sys/devices/system/clocksource/clocksource0/current_clocksource");
-  Finding found{
+  MachineFinding found{
       "clock", fmt::format("{:%Y-%m-%d %H:%M} UTC, by {}", fmt::gmtime(now), source), {{"source", source}}};
   struct stat program = {};
   const bool is_known = ::stat("/proc/self/exe", &program) == 0;
@@ -181,26 +183,27 @@ Finding clock(const fs::path& root) {
   return found;
 }
 
-Finding locale() {
+MachineFinding locale() {
   std::string name;
   for (const char* variable : {"LC_ALL", "LC_CTYPE", "LANG"})
     if (const char* value = std::getenv(variable); value && name.empty()) name = value;
-  Finding found{"locale", name.empty() ? "none is set" : name, {{"name", name}}};
+  MachineFinding found{"locale", name.empty() ? "none is set" : name, {{"name", name}}};
   std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::tolower(letter); });
   judge(found, kGains, name.find("utf-8") == name.npos && name.find("utf8") == name.npos,
         "Kiln prints UTF-8: export LC_ALL=C.UTF-8");
   return found;
 }
 
-Finding profile(const std::optional<MachineProfile>& machine) {
+MachineFinding profile(const std::optional<MachineProfile>& machine) {
   const bool is_measured = machine && machine->measured;
-  Finding found{"profile", machine ? machine->source : "none for this GPU", {{"measured", is_measured}}};
+  MachineFinding found{
+      "profile", machine ? machine->source : "none for this GPU", {{"measured", is_measured}}};
   judge(found, kGains, !is_measured, "plans are estimates: kiln plan --calibrate measures");
   return found;
 }
 
 // Times square products of each dtype and keeps the best of five seconds.
-Finding peak(at::Device device) {
+MachineFinding peak(at::Device device) {
   constexpr double kSeconds = 5, kLeastShare = 0.5;  // of the data sheet
   apply({.device = device});
   const auto begin = std::chrono::steady_clock::now();
@@ -210,7 +213,7 @@ Finding peak(at::Device device) {
   do {
     for (auto& [dtype, best] : flops) best = std::max(best, measure_peak_flops(device, dtype));
   } while (elapsed_since(begin) < kSeconds);
-  Finding found{"peak", "products in TFLOP/s:"};
+  MachineFinding found{"peak", "products in TFLOP/s:"};
   for (const auto& [dtype, best] : flops) {
     const double sheet = data_sheet_flops(device, dtype, /*tf32=*/false);
     found.values[dtype_text(dtype) + "_flops"] = best;
@@ -229,26 +232,27 @@ Finding peak(at::Device device) {
 
 }  // namespace
 
-std::vector<Finding> examine(const DoctorOptions& options) {
+std::vector<MachineFinding> examine(const DoctorOptions& options) {
   const fs::path root = options.root.empty() ? "/" : options.root;
   const at::Device device = choose_device(DeviceChoice::kAuto);
   const std::optional<MachineProfile> machine = profile_of(device);
   const std::vector<DiskSpeed> disks = machine ? machine->disks : std::vector<DiskSpeed>();
   std::error_code error;
   const std::string temporary = fs::temp_directory_path(error).string();
-  std::vector<Finding> findings = {instructions(), threads(root), memory(options.root)};
+  std::vector<MachineFinding> findings = {instructions(), threads(root), memory(options.root)};
   findings.push_back(disk("disk of runs", options.folder, disks));
   findings.push_back(disk("temporary disk", error ? "/tmp" : temporary, disks));
-  for (const Finding& other : {drivers(root, device), links(root), clock(root), locale(), profile(machine)})
+  for (const MachineFinding& other :
+       {drivers(root, device), links(root), clock(root), locale(), profile(machine)})
     findings.push_back(other);
   if (options.measures_peak) findings.push_back(peak(device));
   return findings;
 }
 
-nlohmann::json to_json(const std::vector<Finding>& findings) {
+nlohmann::json to_json(const std::vector<MachineFinding>& findings) {
   Diagnosis worst = kHas;
   nlohmann::json list = nlohmann::json::array();
-  for (const Finding& finding : findings) {
+  for (const MachineFinding& finding : findings) {
     worst = std::max(worst, finding.diagnosis);
     list.push_back({{"about", finding.about},
                     {"diagnosis", choice_name(finding.diagnosis)},
@@ -259,17 +263,17 @@ nlohmann::json to_json(const std::vector<Finding>& findings) {
   return {{"diagnosis", choice_name(worst)}, {"findings", std::move(list)}};
 }
 
-std::string findings_text(const std::vector<Finding>& findings) {
+std::string findings_text(const std::vector<MachineFinding>& findings) {
   std::string text;
-  for (const Finding& finding : findings) {
+  for (const MachineFinding& finding : findings) {
     text += fmt::format("{:<6} {:<15} {}\n", choice_name(finding.diagnosis), finding.about, finding.text);
     if (!finding.advice.empty()) text += fmt::format("{:23}{}\n", "", finding.advice);
   }
   return text;
 }
 
-void check_nothing_lacks(const std::vector<Finding>& findings) {
-  const auto first = std::ranges::find(findings, kLacks, &Finding::diagnosis);
+void check_nothing_lacks(const std::vector<MachineFinding>& findings) {
+  const auto first = std::ranges::find(findings, kLacks, &MachineFinding::diagnosis);
   if (first != findings.end()) fail("doctor", "{}: {}", first->about, first->advice);
 }
 

@@ -19,7 +19,7 @@ struct Choices<Diagnosis> {
       {Diagnosis::kHas, "has"}, {Diagnosis::kGains, "gains"}, {Diagnosis::kLacks, "lacks"}};
 };
 
-struct Finding {
+struct MachineFinding {
   std::string about;        // "threads"
   std::string text;         // what is there
   nlohmann::json values{};  // the same for programs: counts, bytes, FLOP/s
@@ -35,13 +35,13 @@ struct DoctorOptions {
 
 // Looks at the machine without changing it: instructions, threads, memory, disks, drivers, links, clock,
 // locale, the machine's profile and, if asked for, its peak.
-std::vector<Finding> examine(const DoctorOptions& options);
+std::vector<MachineFinding> examine(const DoctorOptions& options);
 
 // {"diagnosis": the worst, "findings": [{"about", "diagnosis", "text", "advice", "values"}]}.
-nlohmann::json to_json(const std::vector<Finding>& findings);
+nlohmann::json to_json(const std::vector<MachineFinding>& findings);
 // A line for each finding, and an indented one for its advice.
-std::string findings_text(const std::vector<Finding>& findings);
+std::string findings_text(const std::vector<MachineFinding>& findings);
 // Throws Error naming the first finding that lacks something, if there is one.
-void check_nothing_lacks(const std::vector<Finding>& findings);
+void check_nothing_lacks(const std::vector<MachineFinding>& findings);
 
 }  // namespace kiln

@@ -29,12 +29,12 @@ class Doctor : public ::testing::Test {
     test::write_bytes(root_ / path, text);
   }
 
-  std::vector<Finding> findings() const {
+  std::vector<MachineFinding> findings() const {
     return examine({.folder = root_.path(), .measures_peak = false, .root = root_.path()});
   }
 
-  Finding found(const std::string& about) const {
-    for (const Finding& finding : findings())
+  MachineFinding found(const std::string& about) const {
+    for (const MachineFinding& finding : findings())
       if (finding.about == about) return finding;
     ADD_FAILURE() << "nothing is said about " << about;
     return {};
@@ -46,7 +46,7 @@ class Doctor : public ::testing::Test {
 
 TEST_F(Doctor, SaysWhatEachPartOfTheMachineHas) {
   std::vector<std::string> abouts;
-  for (const Finding& finding : findings()) {
+  for (const MachineFinding& finding : findings()) {
     abouts.push_back(finding.about);
     EXPECT_NE(finding.text, "") << finding.about;
     EXPECT_EQ(finding.advice.empty(), finding.diagnosis == Diagnosis::kHas) << finding.about;
@@ -84,7 +84,7 @@ TEST_F(Doctor, ADriverWithoutAProgramForItGains) {
   EXPECT_THAT(found("drivers").text, HasSubstr("on the CPU"));
   write("proc/driver/nvidia/version",
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sat Aug 2 08:00:00 UTC 2025\n");
-  const Finding drivers = found("drivers");
+  const MachineFinding drivers = found("drivers");
   EXPECT_EQ(drivers.values.at("nvidia"), "580.65.06");
   if (!drivers.values.at("program_for_gpus").get<bool>()) {
     EXPECT_EQ(drivers.diagnosis, Diagnosis::kGains);

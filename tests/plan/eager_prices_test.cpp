@@ -54,8 +54,9 @@ TEST(EagerPrices, OfFastDitsStepsAreWhatItMeasured) {
     for (const nlohmann::json& op : row.at("ops"))
       seconds += op.at(8).get<double>() * price(eager_op(op), a100);
     RecordProperty(published.row, std::to_string(1 / seconds));
-    if (published.steps_per_s > 0)
+    if (published.steps_per_s > 0) {
       EXPECT_NEAR(1 / seconds / published.steps_per_s, 1, kAllowedOfFastDit) << published.row;
+    }
   }
 }
 
