@@ -38,7 +38,7 @@ class Projector : public Segment {
 // (B, N, D) each -> (B, N)
 at::Tensor cosines(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor squares = a.square().sum(-1) * b.square().sum(-1);
-  return (a * b).sum(-1) * squares.clamp_min(kLeastSquares).rsqrt();
+  return (a * b).sum(-1) * (squares + kLeastSquares).rsqrt();
 }
 
 class AlignedObjective : public Objective {

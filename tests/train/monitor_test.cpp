@@ -235,7 +235,7 @@ TEST(Monitor, Finding6ALogThatCannotBeOpenedIsOneWarning) {
   };
   const std::string warnings = stderr_of([&] { stdout_of(run_it); });
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 1) << warnings;
-  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot open "));
+  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot read "));
   const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
   ASSERT_EQ(lines.size(), 1U) << "from the line on that can be written";
   EXPECT_EQ(lines.front().at("step"), 2);
