@@ -266,7 +266,7 @@ def test_finding_6_by_products_do_not_end_training(tmp_path):
     assert [line[0] for line in losses(tmp_path)] == list(range(1, 41)) and checkpoint(tmp_path, 40)
     (tmp_path / "log.jsonl").unlink()
     (tmp_path / "log.jsonl").mkdir()
-    assert "cannot open" in trained_without(50)["lines of log.jsonl"] and checkpoint(tmp_path, 50)
+    assert "it is a folder" in trained_without(50)["lines of log.jsonl"] and checkpoint(tmp_path, 50)
 
 
 def test_an_unusable_run_folder_is_one_line(tmp_path):
