@@ -637,8 +637,8 @@ def changed_sources(source, folder, changes):
 
 
 def kernel_sources():
-    packed = HERE / "src"
-    return packed if packed.exists() else Path(__file__).resolve().parents[1] / "src"
+    packed = HERE / "src"  # in a build folder a folder of CMake's
+    return packed if (packed / "core" / "dtype.h").exists() else Path(__file__).resolve().parents[1] / "src"
 
 
 def copy_of_kernels(folder):

@@ -19,29 +19,13 @@ struct Word {
 // The program or a command, by its whole name: "kiln", "kiln store import".
 struct Place {
   std::string name, help;
-  std::vector<Word> commands{};
+  std::vector<Word> commands{};  // and the values of an argument without a name
   std::vector<const CLI::Option*> options{};
 };
 
 bool takes_value(const CLI::Option& option) { return option.get_type_size() != 0; }
 
 std::string first_sentence(const std::string& help) { return help.substr(0, help.find_first_of(";\n")); }
-
-void append_places(const CLI::App& app, const std::string& name, std::vector<Place>& places) {
-  Place place{.name = name, .help = app.get_description()};
-  const std::vector<const CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
-  for (const CLI::App* command : commands)
-    place.commands.push_back({command->get_name(), first_sentence(command->get_description())});
-  place.options = app.get_options();
-  places.push_back(std::move(place));
-  for (const CLI::App* command : commands) append_places(*command, name + " " + command->get_name(), places);
-}
-
-std::vector<Place> places_of(const CLI::App& program) {
-  std::vector<Place> places;
-  append_places(program, program.get_name(), places);
-  return places;
-}
 
 // Returns the names that the type "{f32,bf16,fp16}" lists; none of another type.
 std::vector<Word> named_values(const CLI::Option& option) {
@@ -51,6 +35,25 @@ std::vector<Word> named_values(const CLI::Option& option) {
   std::istringstream names(type.substr(1, type.size() - 2));
   for (std::string name; std::getline(names, name, ',');) values.push_back({name, ""});
   return values;
+}
+
+void append_places(const CLI::App& app, const std::string& name, std::vector<Place>& places) {
+  Place place{.name = name, .help = app.get_description()};
+  const std::vector<const CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
+  for (const CLI::App* command : commands)
+    place.commands.push_back({command->get_name(), first_sentence(command->get_description())});
+  place.options = app.get_options();
+  for (const CLI::Option* option : place.options)
+    if (option->get_positional())
+      for (const Word& value : named_values(*option)) place.commands.push_back(value);
+  places.push_back(std::move(place));
+  for (const CLI::App* command : commands) append_places(*command, name + " " + command->get_name(), places);
+}
+
+std::vector<Place> places_of(const CLI::App& program) {
+  std::vector<Place> places;
+  append_places(program, program.get_name(), places);
+  return places;
 }
 
 std::vector<Word> option_words(const Place& place) {

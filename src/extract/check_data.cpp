@@ -191,12 +191,16 @@ class DataCheck {
           fill(filled, row);
     for (const int64_t index : assignment.too_small) {
       const PictureSize& size = sizes_[static_cast<size_t>(index)];
-      ++rows[nearest_bucket(table_, size.height, size.width)].num_small;
-      if (!is_broken_[static_cast<size_t>(index)])
-        find(index, Finding::kSmall,
-             extract_.buckets.empty()
-                 ? too_small_text(name_of(index), size.height, size.width, extract_.image_size)
-                 : not_covering_text(name_of(index), size));
+      CheckedBucket& row = rows[nearest_bucket(table_, size.height, size.width)];
+      if (is_broken_[static_cast<size_t>(index)]) {
+        ++row.num_broken;
+        continue;
+      }
+      ++row.num_small;
+      find(index, Finding::kSmall,
+           extract_.buckets.empty()
+               ? too_small_text(name_of(index), size.height, size.width, extract_.image_size)
+               : not_covering_text(name_of(index), size));
     }
     std::ranges::copy_if(rows, std::back_inserter(data_.buckets), [](const CheckedBucket& row) {
       return row.num_taken + row.num_small + row.num_broken > 0;

@@ -14,7 +14,7 @@ __device__ double block_sum(double v) {
   sums[threadIdx.x] = v;
   for (int stride = kThreads / 2; stride > 0; stride /= 2) {
     __syncthreads();
-    if (threadIdx.x < stride) {
+    if (threadIdx.x < static_cast<unsigned>(stride)) {
       sums[threadIdx.x] += sums[threadIdx.x + stride];
     }
   }

@@ -295,6 +295,7 @@ void compare_with_keeping_all(Plan& plan) {
       (memory.recompute.is_none() && memory.offload_activations.is_none()))
     return;
   memory.recompute = memory.offload_activations = {};
+  keeping.has_scaling = false;
   const Plan all = make_plan(keeping);
   const double share = static_cast<double>(all.needed_bytes) / static_cast<double>(all.machine.memory_bytes);
   if (!all.fits || share > kMuchMemory || plan.step_s < kWorthwhile * all.step_s) return;

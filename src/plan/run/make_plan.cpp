@@ -238,6 +238,7 @@ void compare_with_half_precision(Plan& plan) {
   PlanOptions half = plan.options;
   if (plan.machine.device != DryRunDevice::kCuda || half.train.compute.dtype != at::kFloat) return;
   half.train.compute.dtype = half_dtype_of(plan.machine);
+  half.has_scaling = false;
   plan.half_precision_speed = make_plan(half).images_per_s / plan.images_per_s;
 }
 
@@ -250,6 +251,7 @@ void compare_with_published(Plan& plan) {
     PlanOptions like;
     like.gpu = plan.options.gpu;
     like.gpus = run.gpus;
+    like.has_scaling = false;
     like.train.model.name = run.model;
     like.train.data.image_size = run.image_size;
     like.train.global_batch = run.global_batch;

@@ -128,7 +128,7 @@ void add_outlook(Plan& plan, const StepTrace& trace) {
   plan.gpu_hours = plan.days * 24 * static_cast<double>(plan.options.gpus);
   plan.cost = cost_of(plan.options, plan.options.gpus, plan.days);
   plan.kilowatt_hours = plan.gpu_hours * plan.machine.watts / 1000;
-  plan.scaling = scaling_of(plan, trace);
+  if (plan.options.has_scaling) plan.scaling = scaling_of(plan, trace);
   plan.milestones = milestones_of(plan);
   if (const std::string unknown = unknown_quality(train); !unknown.empty()) plan.notes.push_back(unknown);
 

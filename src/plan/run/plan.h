@@ -43,6 +43,7 @@ struct PlanOptions {
   int64_t steps = 0;              // 0: train.max_steps
   int64_t dataset_size = 0;       // images; 0: those of the store, or ImageNet's 1,281,167
   double price_per_gpu_hour = 0;  // in any currency; 0: unknown
+  bool has_scaling = true;        // the plan has the run on other numbers of GPUs too
   // How advice says that an option gets a value: "--zero-stage 2", or the key of the file that sets it.
   SettingText change = option_on_command_line;
 };
