@@ -10,7 +10,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPack = 4;
-constexpr size_t kMaxEmas = 4;  // in the pass itself; each further one gets its own pass
+// In the pass itself; each further one gets its own pass. Loops over them are unrolled: an index that is
+// known when it is compiled keeps the arguments out of local memory.
+constexpr int kMaxEmas = 4;
 
 struct Emas {
   float* weights[kMaxEmas];
@@ -45,8 +47,11 @@ __device__ void update_singles(const AdamwElements& e, const AdamwFactors& f, co
     e.master[i] = r.p;
     e.exp_avg[i] = r.m;
     e.exp_avg_sq[i] = r.v;
-    for (int k = 0; k < emas.count; ++k) {
-      emas.weights[k][i] = averaged(emas.weights[k][i], r.p, emas.steps[k]);
+#pragma unroll
+    for (int k = 0; k < kMaxEmas; ++k) {
+      if (k < emas.count) {
+        emas.weights[k][i] = averaged(emas.weights[k][i], r.p, emas.steps[k]);
+      }
     }
     if (compute != nullptr) {
       narrow(r.p, compute + i);
@@ -89,7 +94,11 @@ __global__ void adamw_kernel(AdamwElements e, AdamwFactors f, Emas emas, TComput
   pack_at(e.master, i) = p;
   pack_at(e.exp_avg, i) = m;
   pack_at(e.exp_avg_sq, i) = v;
-  for (int j = 0; j < emas.count; ++j) {
+#pragma unroll
+  for (int j = 0; j < kMaxEmas; ++j) {
+    if (j >= emas.count) {
+      break;
+    }
     auto ema = pack_at(emas.weights[j], i);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) {
@@ -125,7 +134,7 @@ int kiln_cuda_adamw(const kiln::ops::AdamwElements* elements, const kiln::ops::A
   const auto s = static_cast<cudaStream_t>(stream);
   const kiln::ops::AdamwElements& e = *elements;
   Emas emas = {};
-  emas.count = static_cast<int>(std::min(e.num_emas, kMaxEmas));
+  emas.count = static_cast<int>(std::min<size_t>(e.num_emas, kMaxEmas));
   bool packed = is_aligned_for<kPack>(e.master) && is_aligned_for<kPack>(e.exp_avg) &&
                 is_aligned_for<kPack>(e.exp_avg_sq);
   for (int k = 0; k < emas.count; ++k) {
