@@ -169,6 +169,24 @@ TEST(Heartbeat, IsSilentWhenEveryRankHasCome) {
   EXPECT_EQ(first.describe_missing(1), "");
 }
 
+// As when a link that was cut is whole again and carries what the rank had sent before it ended.
+TEST(Heartbeat, ABeatThatComesLateIsNoSignOfLife) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat first(board, rank_of(0, 2), kInterval);
+  auto second = std::make_unique<Heartbeat>(board, rank_of(1, 2), kInterval);
+  for (Heartbeat* heartbeat : {&first, second.get()}) heartbeat->next_collective();
+  std::this_thread::sleep_for(2 * kInterval);
+  second.reset();
+  std::string beat = board->find("alive/1").value();
+  beat[0] = static_cast<char>(beat[0] + 1);  // the number of beats
+  std::thread network([&] {
+    std::this_thread::sleep_for(kInterval);
+    board->set("alive/1", beat);
+  });
+  EXPECT_EQ(first.describe_missing(1), "; rank 1 no longer answers");
+  network.join();
+}
+
 TEST(Heartbeat, PassesOnWhyARankFailed) {
   const auto board = std::make_shared<MemoryBoard>();
   Heartbeat first(board, rank_of(0, 3), kInterval);
