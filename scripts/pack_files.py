@@ -137,11 +137,12 @@ def lay_out(folder, programs, rpath):
 
 
 def copy(binary, target, rpath):
-    """Stripped first: what patchelf has moved must not be stripped."""
+    """Stripped first: what patchelf has moved must not be stripped. An RPATH, not a RUNPATH: that of a program also serves
+    what its libraries need and open by name."""
     shutil.copyfile(binary, target)
     target.chmod(0o755)
     run("strip", target)
-    run("patchelf", "--set-rpath", rpath, target)
+    run("patchelf", "--force-rpath", "--set-rpath", rpath, target)
 
 
 def newest_symbols(folder):
