@@ -137,11 +137,13 @@ def lay_out(folder, programs, rpath):
 
 
 def copy(binary, target, rpath):
-    """Stripped first: what patchelf has moved must not be stripped."""
+    """Stripped first: what patchelf has moved must not be stripped. An RPATH stays one, as that of kiln-cuda: a RUNPATH, which
+    patchelf would make of it, does not serve what libraries open (libnvrtc its builtins)."""
     shutil.copyfile(binary, target)
     target.chmod(0o755)
     run("strip", target)
-    run("patchelf", "--set-rpath", rpath, target)
+    kept = ["--force-rpath"] if "(RPATH)" in run("readelf", "-dW", binary) else []
+    run("patchelf", *kept, "--set-rpath", rpath, target)
 
 
 def newest_symbols(folder):
