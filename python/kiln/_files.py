@@ -26,6 +26,13 @@ def read_log(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.split(b"\n") if line]
 
 
+def _beside(folder: Path, name: str) -> Path:
+    """The path of a file that one of this folder names. Raises ValueError for a name that leads elsewhere."""
+    if name in ("", ".", "..") or "/" in name:
+        raise ValueError(f"expected a plain file name of a shard in {folder}, got {name!r}")
+    return folder / name
+
+
 class _Shard:
     """One safetensors file, mapped. bf16, which numpy lacks, comes as f32 of the same values (by torch)."""
 
@@ -48,12 +55,12 @@ class _Shard:
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """The tensors of a safetensors file, or of all files that a ``*.index.json`` names. bf16 comes as f32."""
+    """The tensors of a safetensors file, or of all files beside it that a ``*.index.json`` names. bf16 comes as f32."""
     path = Path(path)
     files = [path]
     if path.name.endswith(".index.json"):
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [path.parent / name for name in sorted(set(names))]
+        files = [_beside(path.parent, name) for name in sorted(set(names))]
     shards = [_Shard(file) for file in files]
     return {key: shard.read(key) for shard in shards for key in shard.keys()}
 
@@ -85,7 +92,7 @@ class Store:
             raise ValueError(f"expected a complete store in {self.folder}: run the command that began it again")
         for part, info in self._parts():
             for shard in info["shards"]:
-                self._shards.append(_Shard(part / shard["file"]))
+                self._shards.append(_Shard(_beside(part, shard["file"])))
                 self._ends.append((self._ends[-1] if self._ends else 0) + shard["num_samples"])
 
     def _parts(self) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -57,3 +57,17 @@ def test_a_store_ends_before_the_first_part_that_is_not_complete(tmp_path):
     write_part(tmp_path / "begun", 0, 2, complete=False)
     with pytest.raises(ValueError, match="expected a complete store"):
         module.Store(tmp_path / "begun")
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/other.safetensors", "", ".."])
+def test_no_file_leads_out_of_its_folder(tmp_path, name):
+    store = tmp_path / "store"
+    write_part(store, 0, 2)
+    save_file({"secret": np.zeros(1)}, tmp_path / "other.safetensors")
+    info = json.loads((store / "store.json").read_text())
+    info["shards"][0]["file"] = name
+    (store / "store.json").write_text(json.dumps(info))
+    (store / "a.index.json").write_text(json.dumps({"weight_map": {"secret": name}}))
+    for read in (lambda: module.Store(store), lambda: module.read_weights(store / "a.index.json")):
+        with pytest.raises(ValueError, match="expected a plain file name of a shard"):
+            read()
