@@ -51,6 +51,12 @@ void check_labels(const std::vector<int64_t>& labels, const ConditioningShape& t
       throw Error(fmt::format("a batch needs class_labels from 0 to {}, got {}", most, label));
 }
 
+void check_times(const std::vector<double>& times) {
+  for (const double time : times)
+    if (!(time >= 0 && time < 1))
+      throw Error(fmt::format("a batch needs times from 0 to below 1, got {}", time));
+}
+
 // Fills the loader's batch with the given values and draws what they leave open.
 kiln::Batch drawn(const Batch& given, const BatchOptions& draws, const DataShape& data, int64_t position) {
   kiln::Batch batch;
@@ -68,6 +74,7 @@ kiln::Batch drawn(const Batch& given, const BatchOptions& draws, const DataShape
                 batch);
   take("noise", given.noise, batch.noise);
   take("times", given.times, batch.time_uniform);
+  check_times(given.times);
   return batch;
 }
 

@@ -100,6 +100,9 @@ TEST(Library, SaysWhatABatchLacks) {
   batch = batch_of(trainer.shape());
   batch.noise = {1};
   EXPECT_EQ(error_of([&] { trainer.step(batch); }), "a batch needs 1024 values of noise, got 1");
+  batch = batch_of(trainer.shape());
+  batch.times = {0, 0.5, 1, 0.5};
+  EXPECT_EQ(error_of([&] { trainer.step(batch); }), "a batch needs times from 0 to below 1, got 1");
   for (const int64_t label : {-1, 5}) {  // 4 stands for none
     batch = batch_of(trainer.shape());
     batch.class_labels.back() = label;
