@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -17,9 +18,19 @@ Array = npt.NDArray[Any]
 
 
 def read_log(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of ``RUN/log.jsonl``: measurements have "step" and "loss", other events "event"."""
-    text = (Path(run) / "log.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines() if line]
+    """The lines of ``RUN/log.jsonl``: measurements have "step" and "loss", other events "event".
+
+    The last line is left out while it is being written.
+    """
+    whole, _, _ = (Path(run) / "log.jsonl").read_bytes().rpartition(b"\n")
+    return [json.loads(line) for line in whole.split(b"\n") if line]
+
+
+def _beside(folder: Path, name: str) -> Path:
+    """The path of a file that one of this folder names. Raises ValueError for a name that leads elsewhere."""
+    if name in ("", ".", "..") or "/" in name:
+        raise ValueError(f"expected a plain file name of a shard in {folder}, got {name!r}")
+    return folder / name
 
 
 class _Shard:
@@ -33,7 +44,7 @@ class _Shard:
     def keys(self) -> list[str]:
         return list(self._file.keys())
 
-    def read(self, key: str, index: Any = slice(None)) -> Array:
+    def read(self, key: str, index: Any = ...) -> Array:
         part = self._file.get_slice(key)
         if part.get_dtype() != "BF16":
             return np.asarray(part[index])
@@ -44,12 +55,12 @@ class _Shard:
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """The tensors of a safetensors file, or of all files that a ``*.index.json`` names. bf16 comes as f32."""
+    """The tensors of a safetensors file, or of all files beside it that a ``*.index.json`` names. bf16 comes as f32."""
     path = Path(path)
     files = [path]
     if path.name.endswith(".index.json"):
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [path.parent / name for name in sorted(set(names))]
+        files = [_beside(path.parent, name) for name in sorted(set(names))]
     shards = [_Shard(file) for file in files]
     return {key: shard.read(key) for shard in shards for key in shard.keys()}
 
@@ -69,7 +80,7 @@ class Store:
     """A feature store (docs/feature_store.md) with all its complete parts, in the order of its samples.
 
     ``store.info`` is store.json; ``len(store)``, ``store[i]`` and iteration give samples. What it holds is not checked
-    here: ``kiln store verify`` does that.
+    here: ``kiln store verify`` does that. Raises ValueError for a store that is not complete.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -77,13 +88,24 @@ class Store:
         self.info: dict[str, Any] = self._read_info(self.folder)
         self._shards: list[_Shard] = []
         self._ends: list[int] = []  # of each shard's samples
-        for part in [self.folder, *sorted(self.folder.glob("appended-*"))]:
+        if not self.info["complete"]:
+            raise ValueError(f"expected a complete store in {self.folder}: run the command that began it again")
+        for part, info in self._parts():
+            for shard in info["shards"]:
+                self._shards.append(_Shard(_beside(part, shard["file"])))
+                self._ends.append((self._ends[-1] if self._ends else 0) + shard["num_samples"])
+
+    def _parts(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """The store, then what was appended to it, up to the first part that is not complete."""
+        part, info = self.folder, self.info
+        for number in itertools.count(1):
+            yield part, info
+            part = self.folder / f"appended-{number:05}"
+            if not (part / "store.json").exists():
+                return
             info = self._read_info(part)
             if not info["complete"]:
-                continue
-            for shard in info["shards"]:
-                self._shards.append(_Shard(part / shard["file"]))
-                self._ends.append((self._ends[-1] if self._ends else 0) + shard["num_samples"])
+                return
 
     @staticmethod
     def _read_info(folder: Path) -> dict[str, Any]:

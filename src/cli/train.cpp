@@ -51,8 +51,6 @@ void add_train_command(CLI::App& app) {
     const ResolvedOptions resolved = resolve(*command, *arguments);
     const TrainOptions& options = resolved.options;
     require_autoencoder(options.data);
-    if (!*saves_the_end && !options.stages.empty())
-      fail("train", "--no-checkpoint leaves nothing for a second stage to go on from: leave it out");
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
     const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
     bool told_speed = false;  // this machine's, which is read once for the plans of all stages

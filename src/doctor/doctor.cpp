@@ -163,7 +163,8 @@ MachineFinding links(const fs::path& root) {
     const std::string lanes = first_line(card / "current_link_width"),
                       most = first_line(card / "max_link_width"), slot = card.filename().string();
     found.text += fmt::format("; GPU {} has {} of {} PCIe lanes", slot, lanes, most);
-    judge(found, kGains, whole_number(lanes) < whole_number(most), "lanes are missing: see the GPU's slot");
+    const auto now = whole_number(lanes);
+    judge(found, kGains, now && now < whole_number(most), "lanes are missing: see the GPU's slot");
   }
   return found;
 }

@@ -27,10 +27,8 @@ std::set<Finding> moved_findings(const CheckOptions& options) {
   return findings;
 }
 
-// Moves a file if there is one. Both places are below the two folders under the same name.
+// Both places are below the two folders under the same name.
 void move_file(const fs::path& from, const fs::path& to) {
-  if (!fs::exists(from)) return;
-  if (fs::exists(to)) fail(kWho, "{} is there already: give another --move-to", to.string());
   std::error_code error;
   fs::create_directories(to.parent_path(), error);
   if (!error) fs::rename(from, to, error);
@@ -83,11 +81,17 @@ int64_t move_found(const CheckedData& data, const CheckOptions& options) {
   std::set<fs::path> captions_of_others;
   for (const ImageRecord& record : data.dataset->records())
     if (!moved.contains(record.name)) captions_of_others.insert(caption_of(record.name));
+  std::set<fs::path> files;
   for (const std::string& name : moved) {
-    move_file(from / name, to / name);
-    const fs::path caption = caption_of(name);
-    if (!captions_of_others.contains(caption)) move_file(from / caption, to / caption);
+    files.insert(name);
+    if (!captions_of_others.contains(caption_of(name))) files.insert(caption_of(name));
   }
+  std::erase_if(files, [&](const fs::path& file) { return !fs::exists(from / file); });
+  // Before the first is moved: a list would name files that are no longer there.
+  for (const fs::path& file : files)
+    if (fs::exists(to / file))
+      fail(kWho, "{} is there already: give another --move-to", (to / file).string());
+  for (const fs::path& file : files) move_file(from / file, to / file);
   if (!moved.empty() && std::string_view(data.dataset->layout()) == "metadata_jsonl")
     move_lines(from / kList, to / kList, moved);
   return std::ssize(moved);

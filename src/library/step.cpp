@@ -44,12 +44,28 @@ void take(const char* what, const Values& given, Values& taken) {
   taken = given;
 }
 
+void check_labels(const std::vector<int64_t>& labels, const ConditioningShape& takes) {
+  const int64_t most = takes.num_classes - (takes.has_null_class ? 0 : 1);
+  for (const int64_t label : labels)
+    if (label < 0 || label > most)
+      throw Error(fmt::format("a batch needs class_labels from 0 to {}, got {}", most, label));
+}
+
+void check_times(const std::vector<double>& times) {
+  for (const double time : times)
+    if (!(time >= 0 && time < 1))
+      throw Error(fmt::format("a batch needs times from 0 to below 1, got {}", time));
+}
+
 // Fills the loader's batch with the given values and draws what they leave open.
 kiln::Batch drawn(const Batch& given, const BatchOptions& draws, const DataShape& data, int64_t position) {
   kiln::Batch batch;
   shape_batch(draws, position, data, data.lanes.front(), batch);
   check_size("x_0", batch.x_0.size(), given.x_0.size());
   check_size("class_labels", batch.class_labels.size(), given.class_labels.size());
+  if (!given.noise.empty() && !batch.input_noise.empty())
+    throw Error(
+        "input-perturbation adds to noise that is drawn: leave noise out of the batch, or the option");
   batch.x_0 = given.x_0;
   batch.class_labels = given.class_labels;
   const auto elements = static_cast<size_t>(batch.shape.sample_elements());
@@ -58,6 +74,7 @@ kiln::Batch drawn(const Batch& given, const BatchOptions& draws, const DataShape
                 batch);
   take("noise", given.noise, batch.noise);
   take("times", given.times, batch.time_uniform);
+  check_times(given.times);
   return batch;
 }
 
@@ -69,6 +86,11 @@ Trainer::Trainer(const Options& given) {
     Impl& all = *impl_;
     if (all.options.objective.contrastive_weight > 0)
       fail("train", "contrastive-weight compares samples in the loader's order: leave it out");
+    if (all.options.lora.is_on())
+      fail("train",
+           "lora-rank and lora-weights train an adapter, which has no file here yet: leave them out");
+    if (all.options.memory.budget.is_given())
+      fail("train", "memory-budget is for kiln train: give recompute or offload-activations");
     const at::Device device = choose_device(all.options.compute.device);
     apply({.device = device,
            .threads = all.options.compute.threads,
@@ -100,6 +122,7 @@ StepResult Trainer::step(const Batch& given) {
   return guarded([&] {
     Impl& all = *impl_;
     const kiln::Batch batch = drawn(given, all.draws, all.data, all.steps * all.options.global_batch);
+    check_labels(given.class_labels, all.training.denoiser->shape().conditioning);
     const double share = static_cast<double>(all.steps) / static_cast<double>(all.options.max_steps);
     const double lr = lr_at(all.options.lr, all.steps, std::min(share, 1.0));
     const kiln::StepResult done = all.training.step->run(as_tensors(batch, *all.training.objective), lr);

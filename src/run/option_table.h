@@ -242,8 +242,7 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("offload-activations", o.memory.offload_activations, kHarmless,
         "Like --recompute, but keep the segments' inputs in host memory");
   visit("keep-gelu", o.memory.keep_gelu, kWarn,
-        "Keep the result of GELU for backward instead of computing it again: faster, more memory (DiT, "
-        "PixArt)");
+        "Keep the result of GELU for backward instead of computing it again: faster, more memory (DiT)");
   visit("memory-budget", o.memory.budget, kHarmless,
         "Choose --recompute and --offload-activations to fit this much memory (12G), or auto (what is free)");
   visit("preflight", o.memory.preflight, kHarmless, "Refuse to start a run that by its plan does not fit");

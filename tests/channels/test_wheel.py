@@ -74,6 +74,15 @@ def test_programs_take_libraries_from_the_wheel_and_from_torch(environment, site
         assert not [name for name in outside if not SYSTEM.fullmatch(name)], program.name
 
 
+def test_the_path_of_the_program_for_gpus_serves_what_libraries_open(environment):
+    """libnvrtc opens libnvrtc-builtins by name and has no path of its own: only an RPATH of the program leads there."""
+    _, packages = environment
+    program = packages / "kiln/bin/kiln-cuda"
+    if not program.exists():
+        pytest.skip("kiln-cuda is not built: there is no nvcc")
+    assert re.search(r"\(RPATH\).*/nvidia/cu13/lib", run("readelf", "-dW", program).stdout)
+
+
 def test_the_commands_are_the_programs(environment, built):
     folder, _ = environment
     assert run(folder / "bin/kiln", "--version").stdout == built

@@ -100,12 +100,32 @@ TEST(Library, SaysWhatABatchLacks) {
   batch = batch_of(trainer.shape());
   batch.noise = {1};
   EXPECT_EQ(error_of([&] { trainer.step(batch); }), "a batch needs 1024 values of noise, got 1");
+  batch = batch_of(trainer.shape());
+  batch.times = {0, 0.5, 1, 0.5};
+  EXPECT_EQ(error_of([&] { trainer.step(batch); }), "a batch needs times from 0 to below 1, got 1");
+  for (const int64_t label : {-1, 5}) {  // 4 stands for none
+    batch = batch_of(trainer.shape());
+    batch.class_labels.back() = label;
+    EXPECT_EQ(error_of([&] { trainer.step(batch); }),
+              fmt::format("a batch needs class_labels from 0 to 4, got {}", label));
+  }
+}
+
+// What the model sees would be noised otherwise than what it is compared with.
+TEST(Library, RefusesNoiseThatIsPerturbed) {
+  v0::Trainer trainer(with(kTiny, "input-perturbation", 0.1));
+  v0::Batch batch = batch_of(trainer.shape());
+  EXPECT_TRUE(trainer.step(batch).applied);
+  batch.noise.assign(batch.x_0.size(), 0.5F);
+  EXPECT_THAT(error_of([&] { trainer.step(batch); }), HasSubstr("leave noise out"));
 }
 
 TEST(Library, RefusesOptionsAsTheProgramDoes) {
   EXPECT_THAT(error_of([] { v0::Trainer(with(kTiny, "global-bach", 4)); }), HasSubstr("global-batch"));
   EXPECT_THAT(error_of([] { v0::Trainer(with(kTiny, "lr", "fast")); }), HasSubstr("lr"));
   EXPECT_THAT(error_of([] { v0::Trainer(with(kTiny, "global-batch", -1)); }), HasSubstr("--global-batch"));
+  EXPECT_THAT(error_of([] { v0::Trainer(with(kTiny, "lora-rank", 4)); }), HasSubstr("an adapter"));
+  EXPECT_THAT(error_of([] { v0::Trainer(with(kTiny, "memory-budget", "1G")); }), HasSubstr("recompute"));
   EXPECT_THAT(error_of([] { v0::plan({.options = kTiny, .gpu = "H1000"}); }), HasSubstr("H1000"));
 }
 

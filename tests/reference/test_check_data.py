@@ -195,6 +195,20 @@ def test_lines_of_moved_pictures_go_with_them(kiln, tmp_path):
     assert extraction.returncode == 0 and "skipped" not in extraction.stderr
 
 
+def test_nothing_is_moved_where_a_name_is_taken(kiln, tmp_path):
+    data, bad = tmp_path / "in", tmp_path / "bad"
+    for folder in (data, bad):
+        folder.mkdir()
+    for index in range(3):
+        drawing(index, 20).save(data / f"{index}.png")
+    (data / "metadata.jsonl").write_text("".join(json.dumps({"file_name": f"{index}.png"}) + "\n" for index in range(3)))
+    (bad / "1.png").write_bytes(b"another")
+    before = {path: path.read_bytes() for path in [*data.iterdir(), *bad.iterdir()]}
+    result = kiln("check-data", data, "--image-size", 64, "--move-to", bad)
+    assert result.returncode == 1 and "1.png is there already: give another --move-to" in result.stderr
+    assert {path: path.read_bytes() for path in [*data.iterdir(), *bad.iterdir()]} == before
+
+
 @pytest.mark.parametrize("options, expected", [
     (["--move-to", "in/class-0"], "lies in in, whose pictures are read: give a folder outside"),
     (["--move-to", "bad", "--move", "ugly"], "--move expects one of broken, small, copy, "),

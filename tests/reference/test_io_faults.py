@@ -78,7 +78,7 @@ def commands(inputs, server):
            "https_proxy": "http://127.0.0.1:9"}  # the authors' own address is never reached
     return [
         Command("extract", ["extract", "--data", inputs / "pictures", *pixels], ["store/**/*"]),
-        Command("extract captions", ["extract", "--data", inputs / "captions", "--text-encoder", inputs / "encoder", *pixels], ["store/**/*"]),
+        Command("extract captions", ["extract", "--data", inputs / "captions", "--text-encoder", inputs / "encoder", "--enlarge", *pixels], ["store/**/*"]),
         Command("append", ["extract", "--append", "--data", inputs / "more/pictures", *pixels], ["store/**/*"], {"store": store}),
         Command("train", [*train, "--max-steps", 2], [trained]),
         Command("resume", [*train, "--max-steps", 3], [resumed], {"run": run}),
@@ -92,7 +92,7 @@ def commands(inputs, server):
                              "--save-reference", "reference.npz"], ["result.json", "reference.npz"]),
         Command("convert", ["convert", "--in", run, "--out", "weights.safetensors"], ["weights.safetensors"]),
         Command("convert to .pt", ["convert", "--in", run, "--out", "weights.pt"], ["weights.pt"]),
-        Command("convert to diffusers", ["convert", "--in", run, "--to", "diffusers", "--out", "diffusers"], ["diffusers/**/*"]),
+        Command("convert to diffusers", ["convert", "--in", run, "--out", "diffusers"], ["diffusers/**/*"]),
         Command("download", ["download", "DiT-XL-2-512x512"], [f"cache/{OWN}"], environment=own),
         Command("report", ["report", "run"], ["run/report.html"], {"run": run}),
         Command("store verify", ["store", "verify", store], []),

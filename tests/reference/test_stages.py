@@ -281,6 +281,17 @@ def test_going_on_with_other_data_and_another_rate(stores, tmp_path):
     assert [e["step"] for e in events(out, "stage")] == [8, 13, 15]
 
 
+def test_stages_ahead_follow_each_other_without_a_checkpoint_at_the_end(stores, tmp_path):
+    """Each stage but the last is saved, since the next one begins with it."""
+    out = tmp_path / "run"
+    succeed(*command(out, "--data", stores / "a", "--lr", 1e-3, "--max-steps", 7))
+    more = recipe(tmp_path / "more.toml", {"steps": 2, "lr": 1e-4}, {"steps": 1, "lr": 1e-5})
+    result = succeed("train", "--out", out, "--continue-with", more, "--no-checkpoint", timeout=300)
+    assert "finished after step 10" in result.stdout
+    assert [lr for _, _, lr in losses(out)] == [1e-3] * 7 + [1e-4] * 2 + [1e-5]
+    assert sorted(folder.name for folder in (out / "checkpoints").iterdir()) == ["step-00000007", "step-00000009"]
+
+
 def test_going_on_ends_the_stage_under_way(two_stages, stores, tmp_path):
     path, whole, _ = two_stages
     out = tmp_path / "run"

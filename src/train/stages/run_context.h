@@ -26,7 +26,7 @@ struct RunContext {
   // Records a step past the warm-up, with times and values; rank 0 writes RUN/precision.json from it
   // (watch/precision_audit.h).
   bool audits_precision = false;
-  // Whether the last state is saved. A probe may leave this out.
+  // Whether the last state of the run is saved. A probe may leave this out.
   bool saves_the_end = true;
   // Chooses the memory of a stage, or refuses what does not fit. Called for every stage ahead before the
   // first one is trained. A collective; throws Error. Null: the options stay as they are.

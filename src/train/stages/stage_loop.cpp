@@ -35,7 +35,7 @@ StageLoop::StageLoop(const StagePlan& plan, const StageFit& fit, const RunContex
       is_next_(is_next),
       steps_ahead_(steps_ahead) {
   run_.data_sheet_flops = context.data_sheet_flops;
-  saves_the_end_ = context.saves_the_end;
+  saves_the_end_ = context.saves_the_end || !plan.is_last();  // the next stage begins with a checkpoint
   audits_precision_ = context.audits_precision;
   is_continued_ = !context.ahead.empty();
   plan.record(run_.config, run_.data.identity);
