@@ -79,11 +79,11 @@ def test_it_runs_in_a_bare_debian_12(debian, built, tmp_path):
                    env={**BARE, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})  # fmt: skip
 
     assert inside(f"/{program}", "--version").stdout == built
-    inside(f"/{program}", "doctor", "--no-peak", "--folder", "/root")
+    inside(f"/{program}", "doctor", "--no-peak", "--folder", "/srv")
     inside(f"/{program}", "plan", "--model", "DiT-XL/2", "--gpu", "H100")
-    inside(f"/{program}", "train", *TINY, "--out", "/root/run")
+    inside(f"/{program}", "train", *TINY, "--out", "/srv/run")
     run(BUILD / "kiln", "train", *TINY, "--out", tmp_path / "build")
-    assert losses(debian / "root/run") == losses(tmp_path / "build")
+    assert losses(debian / "srv/run") == losses(tmp_path / "build")
     installed = subprocess.run(["chroot", debian, "dpkg-query", "-W", "-f", "${Package}\n"], capture_output=True, text=True).stdout.split()
     assert "libcurl4" not in installed and "libjpeg62-turbo" not in installed and "python3" not in installed
 
