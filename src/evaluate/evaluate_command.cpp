@@ -1,6 +1,5 @@
 #include "evaluate/evaluate_command.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>

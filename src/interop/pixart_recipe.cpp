@@ -81,9 +81,9 @@ ForeignRecipe translate_pixart_recipe(const json& file, const std::string& name,
           fmt::format("vae_pretrained {}: no such folder; give --autoencoder FOLDER if --data holds pictures",
                       path.get<std::string>()));
   }
-  reader.leave({"_base_", "data", "root", "image_list_json", "scale_factor", "num_group_tokens",
-                "tensorboard_mox_interval", "s3_work_dir", "kv_compress_config", "load_mask_index",
-                "tiny_vae_pretrained"});
+  reader.leave(
+      "_base_ data root image_list_json scale_factor num_group_tokens tensorboard_mox_interval "
+      "s3_work_dir kv_compress_config load_mask_index tiny_vae_pretrained");
   return reader.finish();
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -49,8 +48,8 @@ class RecipeReader {
   bool flag(const std::string& key) { return get<bool>(key, "true or false"); }
   // Refuses every value but one of these.
   void only(const std::string& key, const std::vector<nlohmann::json>& values, const std::string& advice);
-  // Keys that are about something else than training, or that Kiln does anyway.
-  void leave(const std::vector<std::string>& keys);
+  // Keys, with spaces between, that are about something else than training, or that Kiln does anyway.
+  void leave(const std::string& keys);
 
  private:
   void read_batch();

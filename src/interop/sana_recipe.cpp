@@ -167,42 +167,13 @@ ForeignRecipe parse_sana_recipe(const std::string& text, const std::string& name
                /*is_of_pictures=*/true);
   if (config.contains("training_hours") && reader.number("training_hours") < 10000)
     reader.set("max-minutes", 60 * reader.number("training_hours"), "training_hours");
-  reader.leave({"caption_proportion",
-                "external_caption_suffixes",
-                "external_clipscore_suffixes",
-                "clip_thr_temperature",
-                "clip_thr",
-                "del_img_clip_thr",
-                "sort_dataset",
-                "buckets_file",
-                "hq_only",
-                "autocast_linear_attn",
-                "guidance_type",
-                "pag_applied_layers",
-                "pe_interpolation",
-                "vae_type",
-                "weight_dtype",
-                "vis_sampler",
-                "learn_sigma",
-                "null_embed_root",
-                "valid_prompt_embed_root",
-                "local_save_vis",
-                "online_metric",
-                "eval_metric_step",
-                "online_metric_dir",
-                "resume_lr_scheduler",
-                "load_from_optimizer",
-                "load_from_lr_scheduler",
-                "training_hours",
-                "early_stop_hours",
-                "debug",
-                "caching",
-                "report_to",
-                "tracker_project_name",
-                "name",
-                "loss_report_name",
-                "extra",
-                "data"});
+  reader.leave(
+      "caption_proportion external_caption_suffixes external_clipscore_suffixes clip_thr_temperature "
+      "clip_thr del_img_clip_thr sort_dataset buckets_file hq_only autocast_linear_attn guidance_type "
+      "pag_applied_layers pe_interpolation vae_type weight_dtype vis_sampler learn_sigma null_embed_root "
+      "valid_prompt_embed_root local_save_vis online_metric eval_metric_step online_metric_dir "
+      "resume_lr_scheduler load_from_optimizer load_from_lr_scheduler training_hours early_stop_hours "
+      "debug caching report_to tracker_project_name name loss_report_name extra data");
   return reader.finish();
 }
 

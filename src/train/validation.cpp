@@ -1,7 +1,6 @@
 #include "train/validation.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "core/aten.h"

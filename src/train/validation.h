@@ -1,8 +1,6 @@
 // The loss on samples that training does not see: --validation-data, --validation-share.
 #pragma once
-#include <array>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 
