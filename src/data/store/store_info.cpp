@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/files/input_file.h"
+#include "core/json_fields.h"
 #include "core/text/json_text.h"
 #include "core/text/utf8.h"
 #include "data/store/store_info.h"
@@ -215,22 +216,15 @@ std::string store_info_text(const StoreInfo& info) {
   nlohmann::ordered_json root;
   root["format"] = kFormatName;
   root["format_version"] = kStoreFormatVersion;
-  root["complete"] = info.complete;
-  root["num_samples"] = info.num_samples;
-  root["autoencoder"] = info.autoencoder;
-  root["autoencoder_fingerprint"] = info.autoencoder_fingerprint;
+  KILN_WRITE_FIELDS(root, info, complete, num_samples, autoencoder, autoencoder_fingerprint);
   if (!info.autoencoder_path.empty()) root["autoencoder_path"] = info.autoencoder_path;
-  root["scaling_factor"] = info.scaling_factor;
-  root["shift_factor"] = info.shift_factor;
-  root["channels"] = info.channels;
+  KILN_WRITE_FIELDS(root, info, scaling_factor, shift_factor, channels);
   root["lanes"] = nlohmann::ordered_json::array();
   for (const Lane& lane : info.lanes) {
     root["lanes"].push_back({{"height", lane.height}, {"width", lane.width}});
     if (lane.aspect_ratio > 0) root["lanes"].back()["aspect_ratio"] = lane.aspect_ratio;
   }
-  root["image_size"] = info.image_size;
-  root["has_logvar"] = info.has_logvar;
-  root["already_scaled"] = info.already_scaled;
+  KILN_WRITE_FIELDS(root, info, image_size, has_logvar, already_scaled);
   if (info.has_image_size) root["has_image_size"] = true;
   root["num_flips"] = info.num_flips;
   root["dtype"] = dtype_name(info.dtype);

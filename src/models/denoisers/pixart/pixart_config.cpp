@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/json_fields.h"
 #include "models/denoisers/pixart/pixart.h"
 
 namespace kiln {
@@ -149,20 +150,9 @@ PixartConfig parse_pixart_config(const json& config) {
   const JsonConfig reader("pixart", config);
   PixartConfig c;
   c.multi_scale = reader.choice("variant", "PixArtMS", {"PixArtMS", "PixArt"}) == "PixArtMS";
-  c.input_size = reader.get("input_size", c.input_size);
-  c.patch_size = reader.get("patch_size", c.patch_size);
-  c.in_channels = reader.get("in_channels", c.in_channels);
-  c.hidden_size = reader.get("hidden_size", c.hidden_size);
-  c.depth = reader.get("depth", c.depth);
-  c.num_heads = reader.get("num_heads", c.num_heads);
-  c.mlp_ratio = reader.get("mlp_ratio", c.mlp_ratio);
-  c.pred_sigma = reader.get("pred_sigma", c.pred_sigma);
-  c.caption_channels = reader.get("caption_channels", c.caption_channels);
-  c.pe_interpolation = reader.get("pe_interpolation", c.pe_interpolation);
-  c.model_max_length = reader.get("model_max_length", c.model_max_length);
-  c.class_dropout_prob = reader.get("class_dropout_prob", c.class_dropout_prob);
-  c.micro_condition = reader.get("micro_condition", c.micro_condition);
-  c.qk_norm = reader.get("qk_norm", c.qk_norm);
+  KILN_GET_FIELDS(reader, c, input_size, patch_size, in_channels, hidden_size, depth, num_heads, mlp_ratio,
+                  pred_sigma, caption_channels, pe_interpolation, model_max_length, class_dropout_prob,
+                  micro_condition, qk_norm);
   read_compression(reader.object("kv_compress_config"), c);
   reader.refuse_unknown();
   validate(c);
@@ -172,21 +162,10 @@ PixartConfig parse_pixart_config(const json& config) {
 }
 
 json to_json(const PixartConfig& c) {
-  json config = {{"variant", c.multi_scale ? "PixArtMS" : "PixArt"},
-                 {"input_size", c.input_size},
-                 {"patch_size", c.patch_size},
-                 {"in_channels", c.in_channels},
-                 {"hidden_size", c.hidden_size},
-                 {"depth", c.depth},
-                 {"num_heads", c.num_heads},
-                 {"mlp_ratio", c.mlp_ratio},
-                 {"pred_sigma", c.pred_sigma},
-                 {"caption_channels", c.caption_channels},
-                 {"pe_interpolation", c.pe_interpolation},
-                 {"model_max_length", c.model_max_length},
-                 {"class_dropout_prob", c.class_dropout_prob},
-                 {"micro_condition", c.micro_condition},
-                 {"qk_norm", c.qk_norm}};
+  json config = {{"variant", c.multi_scale ? "PixArtMS" : "PixArt"}};
+  KILN_WRITE_FIELDS(config, c, input_size, patch_size, in_channels, hidden_size, depth, num_heads, mlp_ratio,
+                    pred_sigma, caption_channels, pe_interpolation, model_max_length, class_dropout_prob,
+                    micro_condition, qk_norm);
   for (const NamedSampling& known : kSamplings)
     if (c.kv_sampling == known.sampling)
       config["kv_compress_config"] = {
