@@ -74,10 +74,7 @@ nlohmann::json to_json(const DitConfig& c) {
 }
 
 nlohmann::json complete_dit_config(const nlohmann::json& config, const WeightShapes& shapes) {
-  const auto dimension = [&](const char* key, size_t dim) -> int64_t {
-    const auto found = shapes.find(key);
-    return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
-  };
+  const auto dimension = [&](const char* key, size_t dim) { return dimension_of(shapes, key, dim); };
   nlohmann::json completed = config;
   const int64_t in_channels = dimension("x_embedder.proj.weight", 1);  // (D, C, p, p)
   if (!config.contains("in_channels") && in_channels > 0) completed["in_channels"] = in_channels;

@@ -143,10 +143,7 @@ json to_json(const SanaConfig& c) {
 json complete_sana_config(const json& config, const WeightShapes& shapes) {
   const SanaShapeKeys& keys =
       shapes.contains("x_embedder.proj.weight") ? kNativeShapeKeys : kDiffusersShapeKeys;
-  const auto dimension = [&](const std::string& key, size_t dim) -> int64_t {
-    const auto found = shapes.find(key);
-    return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
-  };
+  const auto dimension = [&](const std::string& key, size_t dim) { return dimension_of(shapes, key, dim); };
   json completed = config;
   const int64_t width = dimension(keys.patch, 0), patch = dimension(keys.patch, 2);  // (D, C, p, p)
   if (width == 0 || patch == 0) return completed;
