@@ -40,7 +40,7 @@ std::vector<std::string> texts_of(const StoredData& data, const TrainOptions& op
 std::vector<std::string> texts_of(const PictureData& data, const TrainOptions& options, const DataAsks&,
                                   int64_t count) {
   const auto images = ImageDataset::open(data.options.path);
-  CaptionOptions bare = text_options_of(data.options).captions;
+  CaptionOptions bare = data.options.captions;
   bare.prefix = bare.suffix = "";
   std::vector<std::string> captions;
   const auto& records = images->records();

@@ -101,7 +101,7 @@ EncodedImages encode_images(const TrainOptions& options, const Pictures& picture
             std::string captions;
             if (text) {
               TextStoreInfo info = text->info();
-              info.captions_fingerprint = captions_fingerprint(images.all(), path, text->options().captions);
+              info.captions_fingerprint = captions_fingerprint(images.all(), path, text->options());
               captions = identity_of(info);
             }
             return identity(
