@@ -135,6 +135,16 @@ void RecipeReader::read_files() {
         "STORE");
 }
 
+void RecipeReader::read_autoencoder(const std::string& advice) {
+  const json path = value("vae_pretrained");
+  if (!path.is_string()) return;
+  if (std::filesystem::is_directory(path.get<std::string>()))
+    set("autoencoder", path, "vae_pretrained", /*is_of_pictures=*/true);
+  else
+    note(fmt::format("vae_pretrained {}: no such folder; {} --autoencoder FOLDER if --data holds pictures",
+                     path.get<std::string>(), advice));
+}
+
 void RecipeReader::read_training(const std::string& came) {
   read_batch();
   read_optimizer(came);

@@ -20,6 +20,8 @@ class RecipeReader {
   // Sets what the repositories have in common: data, batch, length, optimizer, precision, files. `came`:
   // which CAME the repository has.
   void read_training(const std::string& came);
+  // Sets vae_pretrained if it is a folder here. `advice`: how to come by one, for the note that it is not.
+  void read_autoencoder(const std::string& advice);
   // Names what is left. Returns the whole.
   ForeignRecipe finish();
 

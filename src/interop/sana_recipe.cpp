@@ -134,15 +134,7 @@ void read_sana_data(RecipeReader& reader) {
         fmt::format("data_dir {}: give --data, a folder or a store with all these pictures", folders.dump()));
   if (reader.flag("load_text_feat"))
     reader.note("load_text_feat: kiln extract stores the features of captions with those of pictures");
-  if (const json path = reader.value("vae_pretrained"); path.is_string()) {
-    if (std::filesystem::is_directory(path.get<std::string>()))
-      reader.set("autoencoder", path, "vae_pretrained", /*is_of_pictures=*/true);
-    else
-      reader.note(
-          fmt::format("vae_pretrained {}: no such folder; download it in diffusers' format and give "
-                      "--autoencoder FOLDER if --data holds pictures",
-                      path.get<std::string>()));
-  }
+  reader.read_autoencoder("download it in diffusers' format and give");
   reader.only("scale_factor", {0.41407}, "the autoencoder's own config says its factor: leave it at 0.41407");
   reader.only("vae_latent_dim", {32}, "Kiln's Sana takes latents of DC-AE f32c32");
   reader.only("vae_downsample_rate", {32}, "Kiln's Sana takes latents of DC-AE f32c32");

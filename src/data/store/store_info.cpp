@@ -56,9 +56,8 @@ class Fields {
     const auto found = object_.find(key);
     if (found == object_.end())
       fail("feature store", "expected {} in \"{}\", got nothing ({})", expected, key, where_);
-    if (!accepts(*found)) {
+    if (!accepts(*found))
       fail("feature store", "expected {} in \"{}\", got {} ({})", expected, key, brief(*found), where_);
-    }
     return *found;
   }
 
@@ -67,16 +66,14 @@ class Fields {
 };
 
 void check_version(const Fields& fields) {
-  if (fields.text("format") != kFormatName) {
+  if (fields.text("format") != kFormatName)
     fail("feature store", "expected format \"{}\", got \"{}\" ({}): not a feature store", kFormatName,
          fields.text("format").substr(0, 80), fields.where());
-  }
   const int64_t version = fields.count("format_version", 1, 1'000'000);
-  if (version > kStoreFormatVersion) {
+  if (version > kStoreFormatVersion)
     fail("feature store",
          "expected format version {} at most, got {} ({}): it was written by a newer kiln, update",
          kStoreFormatVersion, version, fields.where());
-  }
 }
 
 std::vector<StoreInfo::Shard> parse_shards(const json& list, const std::string& where) {
@@ -90,10 +87,9 @@ std::vector<StoreInfo::Shard> parse_shards(const json& list, const std::string& 
     if (entry.contains("columns_xxh3")) shard.columns_xxh3 = fields.text("columns_xxh3");
     // Only a plain name is allowed: store.json must not reach out of its folder.
     if (shard.file.empty() || shard.file[0] == '.' || shard.file.find('/') != std::string::npos ||
-        shard.file.find('\0') != std::string::npos) {
+        shard.file.find('\0') != std::string::npos)
       fail("feature store", "expected a plain file name for a shard, got {:?} ({})", shard.file.substr(0, 80),
            where);
-    }
     if (!names.insert(shard.file).second)
       fail("feature store", "shard {} is listed twice ({})", shard.file, where);
     shards.push_back(std::move(shard));
@@ -171,9 +167,8 @@ StoreInfo parse_store_info(std::string_view text, const std::string& where) {
   if (root.contains("has_image_size")) info.has_image_size = fields.flag("has_image_size");
   info.num_flips = fields.count("num_flips", 1, 2);
   info.dtype = parse_dtype(fields.text("dtype"));
-  if (info.dtype != Dtype::kF32 && info.dtype != Dtype::kBF16 && info.dtype != Dtype::kF16) {
+  if (info.dtype != Dtype::kF32 && info.dtype != Dtype::kBF16 && info.dtype != Dtype::kF16)
     fail("feature store", "expected dtype F32, BF16 or F16, got {} ({})", dtype_name(info.dtype), where);
-  }
   for (const json& name : fields.list("class_names")) {
     if (!name.is_string())
       fail("feature store", "expected strings in \"class_names\", got {} ({})", name.type_name(), where);
@@ -189,9 +184,8 @@ StoreInfo parse_store_info(std::string_view text, const std::string& where) {
     if (sum > info.num_samples) break;  // cannot overflow: each summand is at most 2^40
     sum += shard.num_samples;
   }
-  if (sum != info.num_samples) {
+  if (sum != info.num_samples)
     fail("feature store", "expected {} samples in the shards, got {} ({})", info.num_samples, sum, where);
-  }
   info.complete = fields.flag("complete");
   if (root.contains("source")) info.source = root["source"];
   return info;
@@ -203,11 +197,10 @@ bool is_store(const std::string& folder) {
 
 StoreInfo read_store_info(const std::string& folder) {
   const std::filesystem::path path = std::filesystem::path(folder) / "store.json";
-  if (!is_store(folder)) {
+  if (!is_store(folder))
     fail("feature store",
          "expected a folder with store.json, got none ({}): make one with kiln extract or kiln store import",
          folder);
-  }
   constexpr JsonOptions kLimits;
   return parse_store_info(read_input("feature store", path.string(), kLimits.most_bytes), path.string());
 }
