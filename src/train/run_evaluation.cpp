@@ -6,6 +6,7 @@
 #include "core/aten.h"
 #include "core/choices.h"
 #include "core/error.h"
+#include "core/tensors.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/protocol.h"
 #include "models/model_record.h"

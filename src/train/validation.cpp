@@ -1,6 +1,7 @@
 #include "train/validation.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "core/aten.h"

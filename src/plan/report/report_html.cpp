@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/tensors.h"
 #include "core/units.h"
 #include "plan/report/report.h"
 #include "plan/run/plan.h"

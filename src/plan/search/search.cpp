@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/json_fields.h"
+#include "core/tensors.h"
 #include "core/units.h"
 #include "plan/run/make_plan.h"
 #include "plan/run/plan.h"

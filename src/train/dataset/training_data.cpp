@@ -85,11 +85,12 @@ EncodedImages encode_images(const TrainOptions& options, const Pictures& picture
                             const std::shared_ptr<const EncodedText>& text, at::Device device,
                             const std::vector<SampleLane>& lanes) {
   const auto identity = [=, buckets = options.data.buckets](const std::string& images,
-                                                            const std::string& lanes,
+                                                            const std::string& in_buckets,
                                                             const std::string& captions) {
-    return fmt::format("{}, {} {}{}{}", images, autoencoder->name, autoencoder->fingerprint,
-                       pictures.lanes->has_buckets() ? fmt::format(", in buckets {} {}", buckets, lanes) : "",
-                       captions);
+    return fmt::format(
+        "{}, {} {}{}{}", images, autoencoder->name, autoencoder->fingerprint,
+        pictures.lanes->has_buckets() ? fmt::format(", in buckets {} {}", buckets, in_buckets) : "",
+        captions);
   };
   return {.identity = identity(pictures.images->identity(), pictures.lanes->fingerprint(),
                                text ? identity_of(text->info()) : ""),

@@ -1,6 +1,7 @@
 #include "train/encoding/encoded_captions.h"
 
 #include "core/error.h"
+#include "core/tensors.h"
 #include "extract/settings.h"
 
 namespace kiln {
