@@ -8,6 +8,7 @@
 #include "data/test_store.h"
 #include "parallel/rank_threads.h"
 #include "step/forward_pass.h"
+#include "train/dataset/store_data.h"
 #include "train/placements.h"
 #include "train/sample_grid.h"
 #include "train/settings.h"
