@@ -5,8 +5,6 @@
 namespace kiln {
 namespace {
 
-using testing::ElementsAre;
-
 TEST(Split, KeepsEmptyPartsAndDropsSpaces) {
   EXPECT_THAT(split("a, b,,c d", ','), ElementsAre("a", "b", "", "cd"));
   EXPECT_THAT(split("", ','), ElementsAre(""));
