@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/file_system.h"
 

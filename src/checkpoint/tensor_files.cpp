@@ -4,7 +4,6 @@
 
 #include "checkpoint/weights_file.h"
 #include "core/aten.h"
-#include "core/error.h"
 #include "core/tensors.h"
 
 namespace kiln {

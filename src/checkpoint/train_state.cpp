@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
@@ -16,6 +15,7 @@
 #include "core/files/atomic_file.h"
 #include "core/files/input_file.h"
 #include "core/files/xxh3.h"
+#include "core/json_fields.h"
 #include "core/text/json_text.h"
 #include "core/units.h"
 
@@ -170,20 +170,12 @@ std::vector<std::string> damaged_checkpoints(const std::string& run) { return fi
 TrainStateInfo read_train_state(const std::string& checkpoint_folder) {
   const nlohmann::json state = read_state_json(checkpoint_folder);
   try {
-    return {.seed = state.at("seed"),
-            .step = state.at("step"),
-            .images_seen = state.at("images_seen"),
-            .updates = state.at("updates"),
-            .loss_scale = state.at("loss_scale"),
-            .scaler_good_steps = state.at("scaler_good_steps"),
-            .scaler_overflows = state.value("scaler_overflows", int64_t{0}),
-            .bad_steps = state.at("bad_steps"),
-            .train_seconds = state.at("train_seconds"),
-            .num_threads = state.at("num_threads"),
-            .world_size = state.value("world_size", int64_t{1}),
-            .machine = state.at("machine"),
-            .log_window = state.at("log_window"),
-            .config = state.at("config")};
+    TrainStateInfo info;
+    KILN_READ_FIELDS(state, info, seed, step, images_seen, updates, loss_scale, scaler_good_steps, bad_steps,
+                     train_seconds, num_threads, machine, log_window, config);
+    info.scaler_overflows = state.value("scaler_overflows", int64_t{0});
+    info.world_size = state.value("world_size", int64_t{1});
+    return info;
   } catch (const nlohmann::json::exception& error) {
     fail("checkpoint", "{}/{}: {}", checkpoint_folder, kStateFile, message_of(error));
   }
@@ -228,24 +220,12 @@ std::string CheckpointWriter::commit(const TrainStateInfo& info,
     if (!of_file) throw std::logic_error("not all bytes of " + name + " are in its checksum");
     checksums_of_files[name] = *of_file;
   }
-  const nlohmann::json state = {{"format_version", kFormatVersion},
-                                {"seed", info.seed},
-                                {"step", info.step},
-                                {"images_seen", info.images_seen},
-                                {"updates", info.updates},
-                                {"loss_scale", info.loss_scale},
-                                {"scaler_good_steps", info.scaler_good_steps},
-                                {"scaler_overflows", info.scaler_overflows},
-                                {"bad_steps", info.bad_steps},
-                                {"train_seconds", info.train_seconds},
-                                {"num_threads", info.num_threads},
-                                {"world_size", info.world_size},
-                                {"machine", info.machine},
-                                {"log_window", info.log_window},
-                                {"config", info.config},
-                                {"files", files},
-                                {"checksums", checksums_of_files}};
-  write_file_atomically("checkpoint", (fs::path(partial_) / kStateFile).string(), sealed(state));
+  nlohmann::json state = {
+      {"format_version", kFormatVersion}, {"files", files}, {"checksums", checksums_of_files}};
+  KILN_WRITE_FIELDS(state, info, seed, step, images_seen, updates, loss_scale, scaler_good_steps,
+                    scaler_overflows, bad_steps, train_seconds, num_threads, world_size, machine, log_window,
+                    config);
+  write_file_atomically("checkpoint", (fs::path(partial_) / kStateFile).string(), sealed(std::move(state)));
   sync_folder(partial_);
   std::error_code error, ignored;
   // The old checkpoint is renamed before it is removed, as in prune_checkpoints(): an interrupted removal

@@ -1,7 +1,6 @@
 // The members of a zip archive as views of its bytes. Torch-free.
 #pragma once
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <span>
 #include <string>

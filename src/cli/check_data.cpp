@@ -18,7 +18,7 @@ struct CheckArguments {
 
 void run_check(CheckArguments arguments) {
   CheckOptions& options = arguments.options;
-  std::string& instruction = options.extract.text.captions.instruction;
+  std::string& instruction = options.extract.text.instruction;
   instruction = read_text_option("check-data", "--caption-instruction", instruction);
   const CheckedData data = check_data(options);
   for (const std::string& note : data.dataset->notes()) fmt::print(stderr, "note: {}\n", printable(note));
@@ -47,7 +47,7 @@ void add_check_data_command(CLI::App& app) {
       "Folder of a text encoder with its tokenizer, or of a pipeline: say which captions it cuts");
   command->add_option("--text-max-tokens", options.extract.text.max_tokens,
                       "Tokens at which captions are cut (default: depends on the encoder)");
-  add_caption_options(*command, options.extract.text.captions);
+  add_caption_options(*command, options.extract.text);
   command
       ->add_option("--similar-bits", options.similar_bits,
                    "Bits of 64 in which the hashes of pictures that look alike may differ, 0 to 7")

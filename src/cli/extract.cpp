@@ -12,7 +12,7 @@ namespace kiln::cli {
 
 namespace {
 
-void add_text_options(CLI::App& command, TextExtractOptions& text) {
+void add_text_options(CLI::App& command, CaptionEncodingOptions& text) {
   command.add_option("--text-encoder", text.encoder,
                      "Also encode the captions: folder of a T5, BERT, CLIP or Gemma 2 encoder with its "
                      "tokenizer, or of a pipeline");
@@ -28,7 +28,7 @@ void add_text_options(CLI::App& command, TextExtractOptions& text) {
       "--text-encoder-memory", text.memory,
       "Device memory that encoding captions may take, on a CPU the memory of the whole process (3G; default: "
       "what is free); an encoder that does not fit is read segment by segment while it computes");
-  add_caption_options(command, text.captions);
+  add_caption_options(command, text);
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ void add_extract_command(CLI::App& app) {
                         "--text-encoder", "--text-name", "--captions"});
   command->callback([options] {
     if (const int64_t num_ranks = ranks_to_launch("extract", options->nproc)) return launch_ranks(num_ranks);
-    std::string& instruction = options->text.captions.instruction;
+    std::string& instruction = options->text.instruction;
     instruction = read_text_option("extract", "--caption-instruction", instruction);
     extract(*options, *join_patiently(build_identity()));
   });

@@ -7,7 +7,6 @@
 #include "cli/probe.h"
 #include "cli/train_options.h"
 #include "core/command_line.h"
-#include "core/error.h"
 #include "ops/attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/op_recorder.h"

@@ -16,7 +16,6 @@
 #include "core/stop_signal.h"
 #include "parallel/machine.h"
 #include "plan/price/machine_profile.h"
-#include "plan/price/this_machine.h"
 #include "plan/report/variants.h"
 #include "run/option_values.h"
 #include "watch/phase_timers.h"

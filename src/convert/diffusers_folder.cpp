@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 
 #include "checkpoint/tensor_files.h"
@@ -11,6 +10,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/text/split.h"
 #include "core/text/utf8.h"
 #include "diffusion/sampler_noise.h"
 #include "diffusion/scheduler_config.h"
@@ -32,15 +32,9 @@ using nlohmann::json;
 constexpr const char* kDiffusersVersion = "0.30.0";
 constexpr int64_t kMostStepNoise = int64_t{32} << 20;  // bytes
 // Of a tokenizer, in any folder of a text encoder.
-constexpr std::array kTokenizerFiles = {"tokenizer.json",
-                                        "tokenizer_config.json",
-                                        "special_tokens_map.json",
-                                        "added_tokens.json",
-                                        "spiece.model",
-                                        "tokenizer.model",
-                                        "vocab.json",
-                                        "vocab.txt",
-                                        "merges.txt"};
+constexpr const char* kTokenizerFiles =
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json spiece.model "
+    "tokenizer.model vocab.json vocab.txt merges.txt";
 
 void write_json(const fs::path& path, json content) {
   content["_diffusers_version"] = kDiffusersVersion;
@@ -246,8 +240,8 @@ class FolderWriter {
 
   void write_text_encoder() {
     const fs::path given = options_.text_encoder;
-    const auto is_of_tokenizer = [](const std::string& name) {
-      return std::ranges::find(kTokenizerFiles, name) != kTokenizerFiles.end();
+    const auto is_of_tokenizer = [of_tokenizer = words_in(kTokenizerFiles)](const std::string& name) {
+      return std::ranges::find(of_tokenizer, name) != of_tokenizer.end();
     };
     const TransformersClasses& classes = transformers_classes(record_.text.encoder);
     const bool has_weights =

@@ -4,7 +4,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <stdexcept>

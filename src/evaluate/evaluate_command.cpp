@@ -1,6 +1,5 @@
 #include "evaluate/evaluate_command.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -143,9 +142,7 @@ void run_evaluate_command(const EvaluateCommand& command, ProcessGroup& group) {
 
 void compare_results(const std::vector<std::string>& files) {
   std::vector<json> results;
-  for (const std::string& path : files) {
-    results.push_back(read_json_file("evaluate", path));
-  }
+  for (const std::string& path : files) results.push_back(read_json_file("evaluate", path));
   fmt::print("{}", printable(comparison_text(files, results), "\n"));
 }
 

@@ -5,7 +5,6 @@
 #include <zip.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "checkpoint/zip_writer.h"
 #include "core/aten.h"

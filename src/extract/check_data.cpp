@@ -53,14 +53,14 @@ class DataCheck {
         table_(extract_.buckets.empty()
                    ? std::vector<Bucket>{{extract_.image_size, extract_.image_size, 1}}
                    : parse_buckets(extract_.buckets, extract_.image_size, /*multiple=*/1)) {
-    check_caption_options(extract_.text.captions);
+    check_caption_options(extract_.text);
     data_.dataset = ImageDataset::open(extract_.data);
     if (!options.move_to.empty()) check_move(options, *data_.dataset);
-    const TextExtractOptions& text = extract_.text;
+    const CaptionEncodingOptions& text = extract_.text;
     if (text.encoder.empty()) return;
     tokenizer_ = text::load_tokenizer(text.encoder);
     encoder_.emplace(text.encoder, text.max_tokens, at::kCPU, at::kFloat, EncoderRoom{}, EncoderUse::kOutline,
-                     text.captions.instruction);
+                     text.instruction);
     data_.captions.max_tokens = encoder_->max_tokens();
   }
 
@@ -100,7 +100,7 @@ class DataCheck {
       seen.broken = message_of(error);
     }
     try {
-      for (const Caption& caption : captions_of(*data_.dataset, index, extract_.text.captions))
+      for (const Caption& caption : captions_of(*data_.dataset, index, extract_.text))
         see_caption(caption.text, seen.captions);
       if (seen.captions.num_captions == 0) seen.no_caption = name_of(index) + " has no caption";
     } catch (const Error& error) {
@@ -134,8 +134,8 @@ class DataCheck {
     if (!encoder_) return;
     int64_t num_cut = 0;
     encoder_->tokens_of(caption, num_cut);
-    const int64_t num_tokens = std::ssize(tokenizer_->encode(extract_.text.captions.instruction + caption)) -
-                               encoder_->num_hidden_tokens();
+    const int64_t num_tokens =
+        std::ssize(tokenizer_->encode(extract_.text.instruction + caption)) - encoder_->num_hidden_tokens();
     captions.num_tokens += num_tokens;
     captions.num_cut += num_cut;
     if (num_cut > 0) captions.num_lost_tokens += num_tokens - encoder_->max_tokens();

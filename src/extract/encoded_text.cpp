@@ -33,18 +33,18 @@ std::string_view bytes_of(std::span<const int64_t> ids) {
 }  // namespace
 
 EncodedText::EncodedText(std::shared_ptr<const CaptionEncoder> encoder, const ImageDataset& dataset,
-                         const std::string& data, const TextExtractOptions& options, int64_t batch,
+                         const std::string& data, const CaptionEncodingOptions& options, int64_t batch,
                          const std::string& compute_dtype)
     : EncodedText(std::move(encoder),
-                  std::make_shared<const CaptionTable>(read_captions(dataset, data, options.captions)),
-                  options, batch, compute_dtype) {}
+                  std::make_shared<const CaptionTable>(read_captions(dataset, data, options)), options, batch,
+                  compute_dtype) {}
 
 EncodedText::EncodedText(const EncodedText& captions, std::shared_ptr<const CaptionEncoder> encoder,
                          int64_t batch, const std::string& compute_dtype)
     : EncodedText(std::move(encoder), captions.table_, captions.options_, batch, compute_dtype) {}
 
 EncodedText::EncodedText(std::shared_ptr<const CaptionEncoder> encoder,
-                         std::shared_ptr<const CaptionTable> table, const TextExtractOptions& options,
+                         std::shared_ptr<const CaptionTable> table, const CaptionEncodingOptions& options,
                          int64_t batch, const std::string& compute_dtype)
     : encoder_(std::move(encoder)),
       options_(options),

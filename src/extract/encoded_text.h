@@ -25,7 +25,7 @@ class EncodedText : public TextStore {
   // `encoder` is on its device. `batch` is the number of captions encoded at once, `compute_dtype` the name
   // of the encoder's type. Throws Error: no caption at all, or one that is no UTF-8.
   EncodedText(std::shared_ptr<const CaptionEncoder> encoder, const ImageDataset& dataset,
-              const std::string& data, const TextExtractOptions& options, int64_t batch,
+              const std::string& data, const CaptionEncodingOptions& options, int64_t batch,
               const std::string& compute_dtype);
   // The same captions by another encoder of the same texts.
   EncodedText(const EncodedText& captions, std::shared_ptr<const CaptionEncoder> encoder, int64_t batch,
@@ -52,18 +52,18 @@ class EncodedText : public TextStore {
   void rehearse(int64_t captions) const;
 
   const std::shared_ptr<const CaptionEncoder>& encoder() const { return encoder_; }
-  const TextExtractOptions& options() const { return options_; }
+  const CaptionEncodingOptions& options() const { return options_; }
   int64_t batch() const { return batch_; }
 
  private:
   EncodedText(std::shared_ptr<const CaptionEncoder> encoder, std::shared_ptr<const CaptionTable> table,
-              const TextExtractOptions& options, int64_t batch, const std::string& compute_dtype);
+              const CaptionEncodingOptions& options, int64_t batch, const std::string& compute_dtype);
   template <class T>
   std::span<const T> part(const std::vector<T>& column, int64_t sample) const;
   std::vector<at::Tensor> encode_tokens(std::span<const text::TokenIds> ids) const;
 
   std::shared_ptr<const CaptionEncoder> encoder_;
-  TextExtractOptions options_;
+  CaptionEncodingOptions options_;
   int64_t batch_;
   std::shared_ptr<const CaptionTable> table_;
   text::TokenIds null_tokens_;

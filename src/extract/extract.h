@@ -20,7 +20,7 @@ void extract(const ExtractOptions& options, ProcessGroup& group);
 
 // Throws Error if the encoder's folder, its tokenizer or the options of captions are wrong. Called before
 // pictures are encoded, which may take hours.
-void check_text_encoder(const TextExtractOptions& options);
+void check_text_encoder(const CaptionEncodingOptions& options);
 
 // Encodes the captions of the samples of the complete feature store in `store`, equal captions once.
 // `pictures`, those of options.data, have the captions. Continues what an interrupted run left. Several ranks

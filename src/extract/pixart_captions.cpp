@@ -1,8 +1,6 @@
 #include "extract/extract.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <optional>
 
 #include "core/aten.h"
 #include "core/error.h"

@@ -143,14 +143,14 @@ StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& 
   return info;
 }
 
-EncoderRoom encoder_room(const TextExtractOptions& options, at::Device device, EncoderRoom otherwise) {
+EncoderRoom encoder_room(const CaptionEncodingOptions& options, at::Device device, EncoderRoom otherwise) {
   constexpr const char* kOption = "text-encoder-memory";
   if (options.memory.empty()) return otherwise;
   return {.bytes = bytes_left_of(kOption, options.memory, device),
           .text = fmt::format("--{} {}", kOption, options.memory)};
 }
 
-TextStoreInfo describe_text(const CaptionEncoder& encoder, const TextExtractOptions& options,
+TextStoreInfo describe_text(const CaptionEncoder& encoder, const CaptionEncodingOptions& options,
                             const std::string& compute_dtype) {
   const TextEncoderShape& shape = encoder.shape();
   TextStoreInfo info;
@@ -163,9 +163,9 @@ TextStoreInfo describe_text(const CaptionEncoder& encoder, const TextExtractOpti
   info.padded = shape.users_see_padding;
   info.dtype = from_scalar_type(options.dtype.empty() ? shape.storage_dtype
                                                       : parse_compute_dtype(options.dtype, "--text-dtype"));
-  info.prefix = options.captions.prefix;
-  info.suffix = options.captions.suffix;
-  info.instruction = options.captions.instruction;
+  info.prefix = options.prefix;
+  info.suffix = options.suffix;
+  info.instruction = options.instruction;
   info.compute_dtype = compute_dtype;
   return info;
 }

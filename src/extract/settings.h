@@ -13,15 +13,9 @@
 #include "extract/picture_lanes.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/text/caption_encoder.h"
+#include "models/text/caption_options.h"
 
 namespace kiln {
-
-struct CaptionOptions {
-  // Comma-separated: data | png-text | file-names. A picture has the captions of all of them.
-  std::string sources = "data";
-  std::string prefix, suffix;  // around every caption
-  std::string instruction{};   // the encoder sees it before every caption; its rows are not kept
-};
 
 // Returns the captions of picture `index` with prefix and suffix, without empty ones and repetitions. Throws
 // Error naming the picture if one is no UTF-8.
@@ -33,25 +27,13 @@ void check_caption_options(const CaptionOptions& options);
 // end, with spaces for separators.
 std::string caption_of_file_name(const std::string& name);
 
-struct TextExtractOptions {
-  std::string encoder{};   // folder of a text encoder and its tokenizer, or of a pipeline; "": no text
-  std::string name{};      // of the store, STORE/text-NAME; "" = the encoder's family
-  std::string dtype{};     // of the features: f32 | bf16 | fp16; "" = by encoder
-  int64_t max_tokens = 0;  // longer captions are cut; 0 = by encoder
-  int64_t batch = 0;       // captions encoded at once; 0 = by device
-  // The memory that each rank may take on its device; on a CPU, resident memory. An encoder that does not fit
-  // is read segment by segment. "" = what is free.
-  std::string memory{};
-  CaptionOptions captions{};
-};
-
 // Returns the room that --text-encoder-memory leaves on the device, or `otherwise` without this option.
 // Throws Error if it leaves none.
-EncoderRoom encoder_room(const TextExtractOptions& options, at::Device device, EncoderRoom otherwise);
+EncoderRoom encoder_room(const CaptionEncodingOptions& options, at::Device device, EncoderRoom otherwise);
 
 // Returns the info of a text store of such captions, without the fields about its samples. `compute_dtype` is
 // the encoder's.
-TextStoreInfo describe_text(const CaptionEncoder& encoder, const TextExtractOptions& options,
+TextStoreInfo describe_text(const CaptionEncoder& encoder, const CaptionEncodingOptions& options,
                             const std::string& compute_dtype);
 
 // Throws Error if no sample of the table has a caption. `data` names its pictures in the message.
@@ -77,11 +59,11 @@ struct ExtractOptions {
   std::string tiles = "auto";         // cut large pictures: auto | off | side in pixels
   bool tf32 = false;                  // CUDA: f32 products in TF32
   std::string device = "auto";
-  int64_t shard_size = 4096;  // samples per file
-  int64_t workers = 0;        // decoding threads; 0 = by device
-  int64_t threads = 0;        // compute threads; 0 = all cores, divided among the ranks of a machine
-  int64_t nproc = 0;          // ranks that this process starts on this machine; 0 = none
-  TextExtractOptions text{};  // how to encode captions, after the pictures
+  int64_t shard_size = 4096;      // samples per file
+  int64_t workers = 0;            // decoding threads; 0 = by device
+  int64_t threads = 0;            // compute threads; 0 = all cores, divided among the ranks of a machine
+  int64_t nproc = 0;              // ranks that this process starts on this machine; 0 = none
+  CaptionEncodingOptions text{};  // how to encode captions, after the pictures
 };
 
 struct ExtractSettings {

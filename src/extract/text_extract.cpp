@@ -59,7 +59,7 @@ CaptionEncoder load_encoder(const ExtractOptions& options, at::Device device, Pr
       encoder_room(options.text, device,
                    {.bytes = usable_bytes(device, group.ranks().local_world_size), .text = "what is free"}),
       EncoderUse::kEncode,
-      options.text.captions.instruction};
+      options.text.instruction};
 }
 
 class TextExtraction {
@@ -71,7 +71,7 @@ class TextExtraction {
         device_(parse_device(options.device, group.ranks().local_rank)),
         encoder_(load_encoder(options, device_, group)),
         store_(FeatureStore::open(store)),
-        table_(collect_captions(pictures, options.data, *store_, options_.captions)) {
+        table_(collect_captions(pictures, options.data, *store_, options_)) {
     batch_ = encoder_.batch_within_room(options_.batch, device_.is_cuda() ? 256 : 32);
     const std::string name = options_.name.empty() ? encoder_.shape().family : options_.name;
     folder_ = text_store_folder(store, name);
@@ -183,7 +183,7 @@ class TextExtraction {
 
   const at::NoGradGuard no_grad_;
   const StopSignal stop_;
-  const TextExtractOptions& options_;
+  const CaptionEncodingOptions& options_;
   ProcessGroup& group_;
   const at::Device device_;
   const CaptionEncoder encoder_;
@@ -196,15 +196,15 @@ class TextExtraction {
 
 }  // namespace
 
-void check_text_encoder(const TextExtractOptions& options) {
-  check_caption_options(options.captions);
+void check_text_encoder(const CaptionEncodingOptions& options) {
+  check_caption_options(options);
   CaptionEncoder(options.encoder, options.max_tokens, at::kCPU, at::kFloat, {}, EncoderUse::kCheck,
-                 options.captions.instruction);
+                 options.instruction);
 }
 
 void extract_text(const ExtractOptions& options, const ImageDataset& pictures, const std::string& store,
                   ProcessGroup& group, const std::string& grown) {
-  check_caption_options(options.text.captions);
+  check_caption_options(options.text);
   TextExtraction(options, pictures, store, group, grown).run();
 }
 

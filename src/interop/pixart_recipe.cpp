@@ -1,6 +1,4 @@
 // The Python configs of PixArt-alpha and PixArt-sigma.
-#include <filesystem>
-
 #include "interop/foreign_recipe.h"
 #include "interop/recipe_reader.h"
 
@@ -73,17 +71,10 @@ ForeignRecipe translate_pixart_recipe(const json& file, const std::string& name,
   reader.read_training("came");
   const json root = reader.value("data_root");
   reader.note(fmt::format("data_root {}: give --data, a folder of pictures or a store", root.dump()));
-  if (const json path = reader.value("vae_pretrained"); path.is_string()) {
-    if (std::filesystem::is_directory(path.get<std::string>()))
-      reader.set("autoencoder", path, "vae_pretrained", /*is_of_pictures=*/true);
-    else
-      reader.note(
-          fmt::format("vae_pretrained {}: no such folder; give --autoencoder FOLDER if --data holds pictures",
-                      path.get<std::string>()));
-  }
-  reader.leave({"_base_", "data", "root", "image_list_json", "scale_factor", "num_group_tokens",
-                "tensorboard_mox_interval", "s3_work_dir", "kv_compress_config", "load_mask_index",
-                "tiny_vae_pretrained"});
+  reader.read_autoencoder("give");
+  reader.leave(
+      "_base_ data root image_list_json scale_factor num_group_tokens tensorboard_mox_interval "
+      "s3_work_dir kv_compress_config load_mask_index tiny_vae_pretrained");
   return reader.finish();
 }
 

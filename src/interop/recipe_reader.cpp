@@ -6,6 +6,7 @@
 
 #include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
+#include "core/text/split.h"
 
 namespace kiln {
 
@@ -39,7 +40,9 @@ void RecipeReader::only(const std::string& key, const std::vector<json>& values,
   if (std::ranges::find(values, given) == values.end()) refuse("{} {}: {}", key, brief(given), advice);
 }
 
-void RecipeReader::leave(const std::vector<std::string>& keys) { read_.insert(keys.begin(), keys.end()); }
+void RecipeReader::leave(const std::string& keys) {
+  for (const std::string& key : words_in(keys)) read_.insert(key);
+}
 
 void RecipeReader::read_batch() {
   const int64_t batch = integer("train_batch_size"), passes = integer("gradient_accumulation_steps");
@@ -132,6 +135,16 @@ void RecipeReader::read_files() {
         "STORE");
 }
 
+void RecipeReader::read_autoencoder(const std::string& advice) {
+  const json path = value("vae_pretrained");
+  if (!path.is_string()) return;
+  if (std::filesystem::is_directory(path.get<std::string>()))
+    set("autoencoder", path, "vae_pretrained", /*is_of_pictures=*/true);
+  else
+    note(fmt::format("vae_pretrained {}: no such folder; {} --autoencoder FOLDER if --data holds pictures",
+                     path.get<std::string>(), advice));
+}
+
 void RecipeReader::read_training(const std::string& came) {
   read_batch();
   read_optimizer(came);
@@ -155,37 +168,12 @@ void RecipeReader::read_training(const std::string& came) {
   }
   only("snr_loss", {false}, "Kiln has min-SNR for --objective epsilon only (--snr-gamma)");
   only("skip_step", {0}, "a run that is resumed goes on where it was");
-  leave({"fp32_attention",
-         "gc_step",
-         "eval_batch_size",
-         "use_flash_attn",
-         "eval_sampling_steps",
-         "lora_rank",
-         "mask_type",
-         "mask_loss_coef",
-         "load_mask_index",
-         "save_image_epochs",
-         "save_model_epochs",
-         "validation_prompts",
-         "deterministic_validation",
-         "loss_type",
-         "huber_c",
-         "num_ddim_timesteps",
-         "w_max",
-         "w_min",
-         "ema_decay",
-         "num_workers",
-         "visualize",
-         "save_model_steps",
-         "ema_rate",
-         "debug_nan",
-         "aspect_ratio_type",
-         "valid_num",
-         "cfg_scale",
-         "sample_posterior",
-         "type",
-         "transform",
-         "real_prompt_ratio"});
+  leave(
+      "fp32_attention gc_step eval_batch_size use_flash_attn eval_sampling_steps lora_rank mask_type "
+      "mask_loss_coef load_mask_index save_image_epochs save_model_epochs validation_prompts "
+      "deterministic_validation loss_type huber_c num_ddim_timesteps w_max w_min ema_decay num_workers "
+      "visualize save_model_steps ema_rate debug_nan aspect_ratio_type valid_num cfg_scale "
+      "sample_posterior type transform real_prompt_ratio");
 }
 
 ForeignRecipe RecipeReader::finish() {

@@ -2,7 +2,6 @@
 #pragma once
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -21,6 +20,8 @@ class RecipeReader {
   // Sets what the repositories have in common: data, batch, length, optimizer, precision, files. `came`:
   // which CAME the repository has.
   void read_training(const std::string& came);
+  // Sets vae_pretrained if it is a folder here. `advice`: how to come by one, for the note that it is not.
+  void read_autoencoder(const std::string& advice);
   // Names what is left. Returns the whole.
   ForeignRecipe finish();
 
@@ -49,8 +50,8 @@ class RecipeReader {
   bool flag(const std::string& key) { return get<bool>(key, "true or false"); }
   // Refuses every value but one of these.
   void only(const std::string& key, const std::vector<nlohmann::json>& values, const std::string& advice);
-  // Keys that are about something else than training, or that Kiln does anyway.
-  void leave(const std::vector<std::string>& keys);
+  // Keys, with spaces between, that are about something else than training, or that Kiln does anyway.
+  void leave(const std::string& keys);
 
  private:
   void read_batch();

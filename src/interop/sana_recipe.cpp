@@ -134,15 +134,7 @@ void read_sana_data(RecipeReader& reader) {
         fmt::format("data_dir {}: give --data, a folder or a store with all these pictures", folders.dump()));
   if (reader.flag("load_text_feat"))
     reader.note("load_text_feat: kiln extract stores the features of captions with those of pictures");
-  if (const json path = reader.value("vae_pretrained"); path.is_string()) {
-    if (std::filesystem::is_directory(path.get<std::string>()))
-      reader.set("autoencoder", path, "vae_pretrained", /*is_of_pictures=*/true);
-    else
-      reader.note(
-          fmt::format("vae_pretrained {}: no such folder; download it in diffusers' format and give "
-                      "--autoencoder FOLDER if --data holds pictures",
-                      path.get<std::string>()));
-  }
+  reader.read_autoencoder("download it in diffusers' format and give");
   reader.only("scale_factor", {0.41407}, "the autoencoder's own config says its factor: leave it at 0.41407");
   reader.only("vae_latent_dim", {32}, "Kiln's Sana takes latents of DC-AE f32c32");
   reader.only("vae_downsample_rate", {32}, "Kiln's Sana takes latents of DC-AE f32c32");
@@ -167,42 +159,13 @@ ForeignRecipe parse_sana_recipe(const std::string& text, const std::string& name
                /*is_of_pictures=*/true);
   if (config.contains("training_hours") && reader.number("training_hours") < 10000)
     reader.set("max-minutes", 60 * reader.number("training_hours"), "training_hours");
-  reader.leave({"caption_proportion",
-                "external_caption_suffixes",
-                "external_clipscore_suffixes",
-                "clip_thr_temperature",
-                "clip_thr",
-                "del_img_clip_thr",
-                "sort_dataset",
-                "buckets_file",
-                "hq_only",
-                "autocast_linear_attn",
-                "guidance_type",
-                "pag_applied_layers",
-                "pe_interpolation",
-                "vae_type",
-                "weight_dtype",
-                "vis_sampler",
-                "learn_sigma",
-                "null_embed_root",
-                "valid_prompt_embed_root",
-                "local_save_vis",
-                "online_metric",
-                "eval_metric_step",
-                "online_metric_dir",
-                "resume_lr_scheduler",
-                "load_from_optimizer",
-                "load_from_lr_scheduler",
-                "training_hours",
-                "early_stop_hours",
-                "debug",
-                "caching",
-                "report_to",
-                "tracker_project_name",
-                "name",
-                "loss_report_name",
-                "extra",
-                "data"});
+  reader.leave(
+      "caption_proportion external_caption_suffixes external_clipscore_suffixes clip_thr_temperature "
+      "clip_thr del_img_clip_thr sort_dataset buckets_file hq_only autocast_linear_attn guidance_type "
+      "pag_applied_layers pe_interpolation vae_type weight_dtype vis_sampler learn_sigma null_embed_root "
+      "valid_prompt_embed_root local_save_vis online_metric eval_metric_step online_metric_dir "
+      "resume_lr_scheduler load_from_optimizer load_from_lr_scheduler training_hours early_stop_hours "
+      "debug caching report_to tracker_project_name name loss_report_name extra data");
   return reader.finish();
 }
 

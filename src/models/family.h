@@ -18,6 +18,18 @@ namespace kiln {
 using WeightShapes = std::map<std::string, std::vector<int64_t>>;  // by published key
 using TensorMap = std::map<std::string, at::Tensor>;
 
+// Returns the size of a dimension of a weight; 0 if there is none.
+inline int64_t dimension_of(const WeightShapes& shapes, const std::string& key, size_t dim) {
+  const auto found = shapes.find(key);
+  return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
+}
+// Returns the shape of a weight that has so many dimensions; null if there is none.
+inline const std::vector<int64_t>* find_shape(const WeightShapes& shapes, const std::string& key,
+                                              size_t num_dims) {
+  const auto found = shapes.find(key);
+  return found != shapes.end() && found->second.size() == num_dims ? &found->second : nullptr;
+}
+
 // The demands of a run on its model. Each family maps them to its own config.
 struct ModelNeeds {
   int64_t channels = 0, height = 0, width = 0;  // of x_0; the largest of several shapes

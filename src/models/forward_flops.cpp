@@ -1,5 +1,6 @@
 #include "models/forward_flops.h"
 
+#include <map>
 #include <mutex>
 #include <tuple>
 
@@ -42,22 +43,15 @@ double recorded_flops(const Denoiser& denoiser, const ModelInput& input) {
 
 }  // namespace
 
-double ForwardFlops::operator()(const ImageExtent& image) {
-  const std::pair size(image.height, image.width);
-  auto known = known_.find(size);
-  if (known == known_.end()) known = known_.emplace(size, recorded(image.height, image.width)).first;
-  return known->second.without_text + image.text_rows * known->second.per_row;
-}
-
 // A search of plans asks this of one model for each of its configurations.
-ForwardFlops::Line ForwardFlops::recorded(int64_t height, int64_t width) const {
+double ForwardFlops::operator()(const ImageExtent& image) const {
   static std::mutex mutex;
-  static std::map<std::tuple<std::string, std::string, int64_t, int64_t>, Line> known;
+  static std::map<std::tuple<std::string, int64_t, int64_t>, Line> known;
   const std::lock_guard lock(mutex);
-  const std::tuple key(model_, config_.dump(), height, width);
+  const std::tuple key(key_, image.height, image.width);
   auto found = known.find(key);
-  if (found == known.end()) found = known.emplace(key, record(height, width)).first;
-  return found->second;
+  if (found == known.end()) found = known.emplace(key, record(image.height, image.width)).first;
+  return found->second.without_text + image.text_rows * found->second.per_row;
 }
 
 ForwardFlops::Line ForwardFlops::record(int64_t height, int64_t width) const {

@@ -1,6 +1,5 @@
 // A model's weights under its own keys, from any source of weights.
 #pragma once
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>

@@ -2,11 +2,10 @@
 
 #include <cctype>
 #include <filesystem>
-#include <type_traits>
-#include <utility>
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/json_fields.h"
 #include "core/text/json_text.h"
 #include "core/text/utf8.h"
 #include "models/model.h"
@@ -19,14 +18,9 @@ using nlohmann::json;
 // What files of earlier versions held: the model's config alone.
 constexpr const char* kModelConfigKey = "kiln_model_config";
 
-// Sets `value` if the object has the key. Throws Error naming the key.
-template <class T>
-void read_key(const JsonConfig& config, const char* key, T& value) {
-  if constexpr (std::is_same_v<T, json>) {
-    if (config.has(key)) value = config.at(key);
-  } else {
-    value = config.get<T>(key, std::move(value));
-  }
+// Sets `value` if the object has the key.
+void read_value(const JsonConfig& config, const char* key, json& value) {
+  if (config.has(key)) value = config.at(key);
 }
 
 // Calls `read_keys` with the object's reader. Its errors name `place`.
@@ -97,49 +91,31 @@ std::string prediction_of(const json& objective) {
 }  // namespace
 
 json to_json(const ModelRecord& record) {
-  json document = {{"model", record.model},
-                   {"model_config", record.model_config},
-                   {"objective", record.objective},
-                   {"image_size", record.image_size},
-                   {"autoencoder",
-                    {{"name", record.autoencoder.name},
-                     {"path", record.autoencoder.path},
-                     {"fingerprint", record.autoencoder.fingerprint}}},
-                   {"class_names", record.class_names},
-                   {"ema_decays", record.ema_decays}};
-  if (!record.autoencoder.name.empty()) {
-    document["autoencoder"]["scaling_factor"] = record.autoencoder.scaling_factor;
-    document["autoencoder"]["shift_factor"] = record.autoencoder.shift_factor;
-  }
-  if (record.autoencoder.downsample > 0)
-    document["autoencoder"]["downsample"] = record.autoencoder.downsample;
+  json document;
+  KILN_WRITE_FIELDS(document, record, model, model_config, objective, image_size, class_names, ema_decays);
+  json& autoencoder = document["autoencoder"];
+  KILN_WRITE_FIELDS(autoencoder, record.autoencoder, name, path, fingerprint);
+  if (!record.autoencoder.name.empty())
+    KILN_WRITE_FIELDS(autoencoder, record.autoencoder, scaling_factor, shift_factor);
+  if (record.autoencoder.downsample > 0) KILN_WRITE_FIELDS(autoencoder, record.autoencoder, downsample);
   const ModelRecord::DrawingInfo& drawing = record.drawing;
   if (!drawing.sampler.empty())
-    document["drawing"] = {{"sampler", drawing.sampler},
-                           {"num_sampling_steps", drawing.num_sampling_steps},
-                           {"cfg_scale", drawing.cfg_scale},
-                           {"guided_channels", drawing.guided_channels}};
+    KILN_WRITE_FIELDS(document["drawing"], drawing, sampler, num_sampling_steps, cfg_scale, guided_channels);
   if (!drawing.unconditional.empty()) document["drawing"]["unconditional"] = drawing.unconditional;
   if (!record.null_rows.empty()) document["null_rows"] = record.null_rows;
   for (const ModelRecord::PictureSize& size : record.buckets)
     document["buckets"].push_back({size.height, size.width});
   const ModelRecord::TextInfo& text = record.text;
-  if (!text.encoder.empty())
-    document["text"] = {{"encoder", text.encoder},
-                        {"path", text.encoder_path},
+  if (!text.encoder.empty()) {
+    document["text"] = {{"path", text.encoder_path},
                         {"fingerprint", text.encoder_fingerprint},
-                        {"tokenizer_fingerprint", text.tokenizer_fingerprint},
-                        {"max_tokens", text.max_tokens},
-                        {"prefix", text.prefix},
-                        {"suffix", text.suffix},
-                        {"instruction", text.instruction},
                         {"dtype", dtype_name(text.dtype)}};
+    KILN_WRITE_FIELDS(document["text"], text, encoder, tokenizer_fingerprint, max_tokens, prefix, suffix,
+                      instruction);
+  }
   const ModelRecord::AdapterInfo& adapter = record.adapter;
   if (!adapter.config.is_null() || !adapter.base_fingerprint.empty())
-    document["adapter"] = {{"config", adapter.config},
-                           {"base_path", adapter.base_path},
-                           {"base_fingerprint", adapter.base_fingerprint},
-                           {"base_values", adapter.base_values}};
+    KILN_WRITE_FIELDS(document["adapter"], adapter, config, base_path, base_fingerprint, base_values);
   if (!record.average.empty()) document["average"] = record.average;
   if (!record.trained_on.empty()) document["trained_on"] = record.trained_on;
   return document;
@@ -149,16 +125,13 @@ ModelRecord parse_model_record(const json& document, const std::string& source) 
   ModelRecord record;
   record.autoencoder.name.clear();
   read_object(document, source, [&](const JsonConfig& whole) {
-    read_key(whole, "model", record.model);
+    KILN_GET_FIELDS(whole, record, model);
     record.model_config = whole.object("model_config");
-    read_key(whole, "objective", record.objective);
-    read_key(whole, "image_size", record.image_size);
-    read_key(whole, "null_rows", record.null_rows);
+    read_value(whole, "objective", record.objective);
+    KILN_GET_FIELDS(whole, record, image_size, null_rows);
     record.buckets = read_buckets(whole);
-    read_key(whole, "class_names", record.class_names);
-    read_key(whole, "ema_decays", record.ema_decays);
-    read_key(whole, "average", record.average);
-    read_key(whole, "trained_on", record.trained_on);
+    KILN_GET_FIELDS(whole, record, class_names, ema_decays, average);
+    read_value(whole, "trained_on", record.trained_on);
   });
   // Reads the object under the key, if there is one.
   const auto inside = [&](const char* key, const auto& read_part) {
@@ -166,38 +139,23 @@ ModelRecord parse_model_record(const json& document, const std::string& source) 
       read_object(*part, fmt::format("{} of {}", key, source), read_part);
   };
   inside("autoencoder", [&](const JsonConfig& part) {
-    read_key(part, "name", record.autoencoder.name);
-    read_key(part, "path", record.autoencoder.path);
-    read_key(part, "fingerprint", record.autoencoder.fingerprint);
-    read_key(part, "scaling_factor", record.autoencoder.scaling_factor);
-    read_key(part, "shift_factor", record.autoencoder.shift_factor);
-    read_key(part, "downsample", record.autoencoder.downsample);
+    KILN_GET_FIELDS(part, record.autoencoder, name, path, fingerprint, scaling_factor, shift_factor,
+                    downsample);
   });
   inside("drawing", [&](const JsonConfig& part) {
-    read_key(part, "sampler", record.drawing.sampler);
-    read_key(part, "num_sampling_steps", record.drawing.num_sampling_steps);
-    read_key(part, "cfg_scale", record.drawing.cfg_scale);
-    read_key(part, "guided_channels", record.drawing.guided_channels);
-    read_key(part, "unconditional", record.drawing.unconditional);
+    KILN_GET_FIELDS(part, record.drawing, sampler, num_sampling_steps, cfg_scale, guided_channels,
+                    unconditional);
   });
   inside("text", [&](const JsonConfig& part) {
-    read_key(part, "encoder", record.text.encoder);
-    read_key(part, "path", record.text.encoder_path);
-    read_key(part, "fingerprint", record.text.encoder_fingerprint);
-    read_key(part, "tokenizer_fingerprint", record.text.tokenizer_fingerprint);
-    read_key(part, "max_tokens", record.text.max_tokens);
-    read_key(part, "prefix", record.text.prefix);
-    read_key(part, "suffix", record.text.suffix);
-    read_key(part, "instruction", record.text.instruction);
-    std::string dtype(dtype_name(record.text.dtype));
-    read_key(part, "dtype", dtype);
-    record.text.dtype = parse_dtype(dtype);
+    KILN_GET_FIELDS(part, record.text, encoder);
+    record.text.encoder_path = part.get("path", record.text.encoder_path);
+    record.text.encoder_fingerprint = part.get("fingerprint", record.text.encoder_fingerprint);
+    KILN_GET_FIELDS(part, record.text, tokenizer_fingerprint, max_tokens, prefix, suffix, instruction);
+    record.text.dtype = parse_dtype(part.get("dtype", std::string(dtype_name(record.text.dtype))));
   });
   inside("adapter", [&](const JsonConfig& part) {
-    read_key(part, "config", record.adapter.config);
-    read_key(part, "base_path", record.adapter.base_path);
-    read_key(part, "base_fingerprint", record.adapter.base_fingerprint);
-    read_key(part, "base_values", record.adapter.base_values);
+    read_value(part, "config", record.adapter.config);
+    KILN_GET_FIELDS(part, record.adapter, base_path, base_fingerprint, base_values);
   });
   return record;
 }

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/text/json_text.h"
 #include "core/text/nearest_name.h"
+#include "core/text/split.h"
 #include "run/option_values.h"
 
 namespace kiln {
@@ -36,27 +37,10 @@ void set_data(StageOptions& stage, const nlohmann::json& stores) {
 }  // namespace
 
 const std::vector<std::string>& stage_option_names() {
-  static const std::vector<std::string> names = {"data",
-                                                 "more-data",
-                                                 "data-weights",
-                                                 "autoencoder",
-                                                 "text",
-                                                 "image-size",
-                                                 "enlarge",
-                                                 "flip",
-                                                 "draw-posterior",
-                                                 "text-dropout-prob",
-                                                 "lr",
-                                                 "lr-schedule",
-                                                 "lr-warmup-steps",
-                                                 "lr-warmup",
-                                                 "min-lr-ratio",
-                                                 "position-scale",
-                                                 "flow-shift",
-                                                 "micro-batch",
-                                                 "recompute",
-                                                 "offload-activations",
-                                                 "validation-data"};
+  static const std::vector<std::string> names = words_in(
+      "data more-data data-weights autoencoder text image-size enlarge flip draw-posterior text-dropout- "
+      "prob lr lr-schedule lr-warmup-steps lr-warmup min-lr-ratio position-scale flow-shift micro-batch "
+      "recompute offload-activations validation-data");
   return names;
 }
 

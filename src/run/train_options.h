@@ -10,6 +10,7 @@
 #include "core/choices.h"
 #include "diffusion/objective_options.h"
 #include "models/model_options.h"
+#include "models/text/caption_options.h"
 #include "optim/ema.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
@@ -19,20 +20,6 @@
 #include "run/memory_options.h"
 
 namespace kiln {
-
-// How captions of pictures are read and encoded while training, as kiln extract does.
-struct CaptionEncodingOptions {
-  std::string sources = "data";  // comma-separated: data | png-text | file-names
-  std::string prefix, suffix;    // around every caption
-  // The encoder sees it before every caption, and its rows are not kept. A text or its file.
-  std::string instruction;
-  int64_t max_tokens = 0;  // longer captions are cut; 0: depends on the encoder
-  std::string dtype;       // of the features: f32 | bf16 | fp16; empty: depends on the encoder
-  int64_t batch = 0;       // captions encoded at once; 0: as many as images
-  // Device memory that the encoder may take; an encoder that does not fit is read segment by segment. Empty:
-  // as much as it needs.
-  std::string memory;
-};
 
 struct DataOptions {
   std::string path;               // a feature store, "synthetic", or images, which need an autoencoder
@@ -54,7 +41,7 @@ struct DataOptions {
   // Folder of the encoder of captions if --data are pictures, else of prompts. Empty: the one that the text
   // store names.
   std::string text_encoder;
-  CaptionEncodingOptions captions{};  // captions that are encoded while training
+  CaptionEncodingOptions captions{};  // that are encoded while training; `encoder` and `name` are not used
   bool enlarge = false;               // enlarge images smaller than image_size, which otherwise are left out
   bool flip = true;                   // mirror with probability 1/2, if the data allow it
   bool draw_posterior = true;         // draw from the autoencoder's posterior; false: use its mean

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <optional>

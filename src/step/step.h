@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "parallel/graph_cache.h"

@@ -1,6 +1,5 @@
 #include "step/step_result.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "core/aten.h"

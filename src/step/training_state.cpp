@@ -1,7 +1,6 @@
 #include "step/training_state.h"
 
 #include "core/aten.h"
-#include "core/error.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
 #include "parallel/offload/host_memory.h"

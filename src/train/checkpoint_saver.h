@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "checkpoint/train_state.h"
 #include "run/train_options.h"

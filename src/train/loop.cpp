@@ -1,15 +1,15 @@
 // The order of a run: all stages are checked and fitted to the memory, then trained one after another.
 #include "train/loop.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <exception>
 #include <optional>
-#include <set>
-#include <utility>
 
 #include "core/error.h"
 #include "core/stop_signal.h"
+#include "core/text/split.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 #include "run/option_values.h"
@@ -71,21 +71,10 @@ double steps_ahead(const StagePlan& plan, const std::vector<StageFit>& fits) {
 
 // Options that may differ between machines: paths of their own copies (the content is compared), and how they
 // load.
-const std::set<std::string>& options_of_one_machine() {
-  static const std::set<std::string> names = {"data",
-                                              "more-data",
-                                              "validation-data",
-                                              "autoencoder",
-                                              "weights",
-                                              "nvme-path",
-                                              "loader-threads",
-                                              "prefetch",
-                                              "threads",
-                                              "nproc",
-                                              "peak-tflops",
-                                              "device",
-                                              "evaluate-reference",
-                                              "evaluate-net-weights"};
+const std::vector<std::string>& options_of_one_machine() {
+  static const std::vector<std::string> names = words_in(
+      "data more-data validation-data autoencoder weights nvme-path loader-threads prefetch threads nproc "
+      "peak-tflops device evaluate-reference evaluate-net-weights");
   return names;
 }
 
@@ -94,7 +83,8 @@ nlohmann::json settings_of(const TrainOptions& options, const std::string& build
   nlohmann::json settings = {{"kiln", build}, {"the device (--device)", device.is_cuda() ? "cuda" : "cpu"}};
   const nlohmann::json all = to_json(options);
   for (const auto& [name, value] : all.items())
-    if (!options_of_one_machine().contains(name)) settings["--" + name] = value;
+    if (std::ranges::find(options_of_one_machine(), name) == options_of_one_machine().end())
+      settings["--" + name] = value;
   for (size_t stage = 0; stage < options.stages.size(); ++stage) {
     nlohmann::json keys = to_json(options.stages[stage]);
     for (const std::string& name : options_of_one_machine()) keys.erase(name);

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/text/some_of.h"
+#include "core/text/split.h"
 #include "core/units.h"
 
 namespace kiln {
@@ -15,17 +16,6 @@ namespace {
 std::optional<int64_t> block_number(std::string_view name) {
   const size_t dot = name.find('.');
   return dot == std::string_view::npos ? std::nullopt : whole_number(name.substr(dot + 1));
-}
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (char c : text) {
-    if (c == separator)
-      parts.emplace_back();
-    else if (c != ' ')
-      parts.back() += c;
-  }
-  return parts;
 }
 
 // Returns the segments that --`option` names.

@@ -7,14 +7,12 @@
 #include "core/choices.h"
 #include "core/error.h"
 #include "core/tensors.h"
-#include "data/images/image_dataset.h"
-#include "data/store/sample_order.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/protocol.h"
 #include "models/model_record.h"
 #include "run/option_values.h"
 #include "run/stage_options.h"
-#include "train/encoding/encoded_captions.h"
+#include "train/dataset/sample_captions.h"
 #include "train/sample_grid.h"
 #include "train/setup.h"
 
@@ -51,56 +49,6 @@ TrainOptions newest_options(const std::string& run) {
     options.stages.push_back(stage_from_json(stage.at("keys")));
   }
   return options_of_stage(options, newest);
-}
-
-// Returns `count` of `samples`, evenly spread, or all if there are no more.
-std::vector<int64_t> spread(const std::vector<int64_t>& samples, int64_t count) {
-  const auto all = static_cast<int64_t>(samples.size());
-  if (count >= all) return samples;
-  std::vector<int64_t> chosen;
-  for (int64_t i = 0; i < count; ++i) chosen.push_back(samples[static_cast<size_t>(i * all / count)]);
-  return chosen;
-}
-
-// Returns the samples of [0, size) that the validation holds out, or all if it holds none out.
-template <class Name>
-std::vector<int64_t> judged_samples(const TrainOptions& options, int64_t size, const Name& name_of) {
-  const double share = options.validation.share;
-  std::vector<int64_t> samples;
-  for (int64_t id = 0; id < size; ++id)
-    if (share == 0 || is_held_out(name_of(id), share)) samples.push_back(id);
-  return samples;
-}
-
-std::vector<std::string> captions_of_store(const TrainOptions& options, int64_t count) {
-  const auto text = describe(options).text;
-  const auto store = open_sources(StoredData{options.data}.stores());
-  const std::string_view prefix = text->info().prefix, suffix = text->info().suffix;
-  std::vector<std::string> captions;
-  for (const int64_t id : spread(
-           judged_samples(options, store->size(), [&](int64_t sample) { return store->sample_name(sample); }),
-           count)) {
-    std::string_view caption = text->text(text->entry(id, 0));
-    if (caption.starts_with(prefix)) caption.remove_prefix(prefix.size());
-    if (caption.ends_with(suffix)) caption.remove_suffix(suffix.size());
-    if (!caption.empty()) captions.emplace_back(caption);
-  }
-  return captions;
-}
-
-std::vector<std::string> captions_of_pictures(const TrainOptions& options, int64_t count) {
-  const auto images = ImageDataset::open(options.data.path);
-  CaptionOptions bare = text_options_of(options.data).captions;
-  bare.prefix = bare.suffix = "";
-  std::vector<std::string> captions;
-  for (const int64_t id : spread(judged_samples(options, static_cast<int64_t>(images->records().size()),
-                                                [&](int64_t sample) {
-                                                  return images->records()[static_cast<size_t>(sample)].name;
-                                                }),
-                                 count))
-    if (const std::vector<Caption> found = captions_of(*images, id, bare); !found.empty())
-      captions.push_back(found.front().text);
-  return captions;
 }
 
 }  // namespace
@@ -182,8 +130,7 @@ RunCaptions captions_of_run(const std::string& run, int64_t count) {
     fail("evaluate",
          "the prompts of {} are {}, which do not exist any more: give --prompts FILE with one prompt a line",
          run, found.origin);
-  found.texts = reads_pictures(source_of(options.data)) ? captions_of_pictures(options, count)
-                                                        : captions_of_store(options, count);
+  found.texts = spread_captions(options, asks_of(options), count);
   if (found.texts.empty())
     fail("evaluate",
          "the prompts of {} are {}, but there are none: give --prompts FILE with one prompt a line", run,

@@ -5,7 +5,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
 
 #include "checkpoint/train_state.h"
 #include "data/loader/batch.h"

@@ -28,46 +28,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::pair<const char*, bool>> caption_options_given(const CaptionEncodingOptions& options) {
-  const CaptionEncodingOptions defaults;
-  return {{"text-max-tokens", options.max_tokens != defaults.max_tokens},
-          {"text-dtype", options.dtype != defaults.dtype},
-          {"text-batch", options.batch != defaults.batch},
-          {"text-encoder-memory", options.memory != defaults.memory},
-          {"captions", options.sources != defaults.sources},
-          {"caption-prefix", options.prefix != defaults.prefix},
-          {"caption-suffix", options.suffix != defaults.suffix},
-          {"caption-instruction", options.instruction != defaults.instruction}};
-}
-
 // Returns lines such as "--tf32 has no effect on a CPU".
 std::vector<std::string> settings_without_effect(const TrainOptions& options, at::Device device,
                                                  int64_t world_size) {
   const TrainOptions defaults;
   const bool is_alone = world_size == 1;
-  std::vector<std::string> lines;
+  std::vector<std::string> lines = data_settings_without_effect(options.data, options.validation);
   const auto note_if = [&](bool ineffective, const char* option, const std::string& where) {
     if (ineffective) lines.push_back(fmt::format("--{} has no effect {}", option, where));
   };
-  const bool validates = options.validation.is_on();
-  const bool are_pictures = reads_pictures(source_of(options.data));
-  note_if(!options.data.weights.empty() && options.data.more.empty(), "data-weights",
-          "on a single store, without --more-data");
-  const bool encodes_captions = are_pictures && !options.data.text_encoder.empty();
-  note_if(!options.data.text.empty() && encodes_captions, "text",
-          "on pictures, whose captions --text-encoder encodes");
-  for (const auto& [option, is_given] : caption_options_given(options.data.captions))
-    note_if(is_given && !encodes_captions, option, "without pictures whose captions --text-encoder encodes");
-  note_if(!options.data.buckets.empty() && !are_pictures, "buckets",
-          "on features: use kiln extract --buckets");
-  const bool validates_on_pictures =
-      validates && reads_pictures(source_of(held_out_options(options.data, options.validation)));
-  note_if(options.data.enlarge && !are_pictures && !validates_on_pictures, "enlarge",
-          "on features: use kiln extract --enlarge");
-  note_if(options.validation.every != defaults.validation.every && !validates, "validate-every",
-          "without --validation-data or --validation-share");
-  note_if(options.validation.images > 0 && !validates, "validation-images",
-          "without --validation-data or --validation-share");
   const int64_t rows = rows_of_walk(options, world_size);
   note_if(options.micro_batch > rows, "micro-batch",
           fmt::format("beyond the {} images that a rank has in a step", rows));
@@ -150,7 +119,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
                         .tf32 = options.compute.tf32,
                         .deterministic = options.compute.deterministic});
   for (const std::string& line : settings_without_effect(options, device, group->world_size())) warn(line);
-  data = open_training_data(options, device, compute_dtype);
+  data = open_training_data(describe(options), options, device, compute_dtype);
   for (const std::string& note : data.notes) warn(note);
   const auto warn_of = [&](const Pictures& pictures, const std::string& path) {
     if (!pictures.images || !is_first()) return;

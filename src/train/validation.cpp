@@ -1,7 +1,7 @@
 #include "train/validation.h"
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <numeric>
 
 #include "core/aten.h"
@@ -13,93 +13,14 @@ namespace kiln {
 
 namespace {
 
-// Throws Error unless the autoencoder of --data made the latents.
-void check_latents(const TrainOptions& options, const StoreInfo& info, const TrainingData& data) {
-  const ModelRecord::AutoencoderInfo& made_by = data.autoencoder_info;
-  if (info.autoencoder == made_by.name && info.autoencoder_fingerprint == made_by.fingerprint &&
-      info.channels == data.shape.channels && (info.lanes == data.shape.lanes || data.shape.lanes.size() > 1))
-    return;
-  fail("train",
-       "--validation-data {} was made by another autoencoder ({} {}, {} x {} latents) than --data ({} "
-       "{}, {} x {}): extract it again with the autoencoder of --data",
-       options.validation.data, info.autoencoder, info.autoencoder_fingerprint, info.channels,
-       lanes_text(info.lanes), made_by.name, made_by.fingerprint, data.shape.channels,
-       lanes_text(data.shape.lanes));
-}
-
-// Throws Error unless the encoder of --data's captions made the captions.
-void check_captions(const TrainOptions& options, const TextStoreInfo& ours, const TextStoreInfo& theirs) {
-  if (ours.encoder_fingerprint != theirs.encoder_fingerprint ||
-      ours.tokenizer_fingerprint != theirs.tokenizer_fingerprint || ours.max_tokens != theirs.max_tokens ||
-      ours.instruction != theirs.instruction)
-    fail("train",
-         "the captions of --validation-data {} were made by another text encoder or after another "
-         "instruction ({} {}, up to {} tokens) than those of --data ({} {}, up to {}): extract them again "
-         "with the settings of --data",
-         options.validation.data, ours.encoder, ours.encoder_fingerprint, ours.max_tokens, theirs.encoder,
-         theirs.encoder_fingerprint, theirs.max_tokens);
-}
-
 // Returns the name of the samples in messages.
 std::string name_of_samples(const TrainOptions& options) {
   return options.validation.share > 0 ? fmt::format("--validation-share {:g}", options.validation.share)
                                       : "--validation-data " + options.validation.data;
 }
 
-std::string identity_of(const TrainOptions& options, const std::string& data) {
-  return options.validation.share > 0 ? fmt::format("{:g} of {}", options.validation.share, data) : data;
-}
-
 int64_t sum_of(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
-std::vector<int64_t> sizes_of(const std::vector<SampleLane>& lanes) {
-  std::vector<int64_t> sizes;
-  sizes.reserve(lanes.size());
-  for (const SampleLane& lane : lanes) sizes.push_back(lane.size());
-  return sizes;
-}
-
-ValidationData open_validation_store(const TrainOptions& options, const TrainingData& data,
-                                     const DataDescription& held_out) {
-  check_latents(options, held_out.info, data);
-  if (held_out.text) check_captions(options, held_out.text->info(), data.text->info());
-  const auto& source = std::get<StoredData>(held_out.source);
-  const std::shared_ptr<FeatureStore> store = open_sources(source.stores());
-  check_text_samples(held_out.text_folders, *store);
-  std::vector<SampleLane> lanes = split_of(options.validation.share, *store, Split::kHeldOut);
-  if (lanes.empty()) lanes = store->sample_lanes();
-  return {.samples_of_lane = sizes_of(lanes),
-          .identity = identity_of(options, kiln::identity_of(source, held_out.text_folders)),
-          .batches = [store, text = held_out.text, lanes](BatchOptions batch) {
-            batch.lanes = lanes;
-            return store_batches(store, batch, text);
-          }};
-}
-
-ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
-                                      const DataDescription& held_out, at::Device device) {
-  std::shared_ptr<const Autoencoder> autoencoder = data.decoder;
-  if (!autoencoder) autoencoder = load_autoencoder("pixels", device, at::kFloat);
-  const Pictures& pictures = held_out.pictures;
-  EncodedImages encoded =
-      encode_images(options, pictures, autoencoder, held_out.captions, device, Split::kHeldOut);
-  const std::vector<SampleLane> lanes = split_of(options.validation.share, pictures, Split::kHeldOut);
-  return {.samples_of_lane = sizes_of(lanes.empty() ? pictures.lanes->sample_lanes() : lanes),
-          .identity = identity_of(options, encoded.identity),
-          .batches = std::move(encoded.batches),
-          .pictures = options.validation.share > 0 ? Pictures() : pictures};
-}
-
-ValidationData open_validation_data(const TrainOptions& options, const TrainingData& data,
-                                    at::Device device) {
-  const DataDescription held_out = describe_held_out(data, options.validation);
-  ValidationData opened = reads_pictures(held_out.source)
-                              ? open_validation_images(options, data, held_out, device)
-                              : open_validation_store(options, data, held_out);
-  if (sum_of(opened.samples_of_lane) == 0) fail("train", "{} is empty", name_of_samples(options));
-  return opened;
 }
 
 // Divides `images` among the lanes in proportion to their samples, by the largest remainders.
@@ -124,6 +45,7 @@ Validation::Validation(const TrainOptions& options, const TrainingData& data, at
       data_(open_validation_data(options, data, device)),
       seed_(validation_seed(options.seed)) {
   const int64_t num_samples = sum_of(data_.samples_of_lane);
+  if (num_samples == 0) fail("train", "{} is empty", name_of_samples(options));
   if (options.validation.images > num_samples)
     fail("train", "--validation-images {} is more than the {} samples of {}", options.validation.images,
          num_samples, name_of_samples(options));

@@ -1,23 +1,14 @@
 // The loss on samples that training does not see: --validation-data, --validation-share.
 #pragma once
-#include <array>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 
 #include "train/dataset/training_data.h"
+#include "train/setup.h"
 #include "watch/monitor.h"
 
 namespace kiln {
-
-// The samples to validate on.
-struct ValidationData {
-  std::vector<int64_t> samples_of_lane{};  // one lane for each shape
-  std::string identity{};                  // names the samples' content
-  BatchMaker batches{};
-  Pictures pictures{};  // those that are encoded and are none of --data; null if there are none
-};
 
 // Takes the first --validation-images of the samples, in an order that the seed decides. With pictures of
 // several shapes it takes each shape's share. Each sample has its label and caption, and the same noise,

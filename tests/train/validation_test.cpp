@@ -8,6 +8,7 @@
 #include "data/test_store.h"
 #include "parallel/rank_threads.h"
 #include "step/forward_pass.h"
+#include "train/dataset/store_data.h"
 #include "train/placements.h"
 #include "train/sample_grid.h"
 #include "train/settings.h"
@@ -149,7 +150,7 @@ class Validations : public ::testing::Test {
   }
 
   Validation open() const { return Validation(options_, data(), at::kCPU); }
-  TrainingData data() const { return open_training_data(options_, at::kCPU, at::kFloat); }
+  TrainingData data() const { return open_training_data(describe(options_), options_, at::kCPU, at::kFloat); }
   Training train(const std::shared_ptr<ProcessGroup>& group, const TrainOptions& options,
                  int64_t num_steps) const {
     Training training = build_training(options, data().shape, at::kCPU, group);

@@ -4,7 +4,6 @@
 #include <spng.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <memory>
 #include <string_view>

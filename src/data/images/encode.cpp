@@ -1,5 +1,4 @@
 // Lossy files of pictures, to measure how fast they are read, and for tests.
-#include <cstdio>
 // jpeglib.h needs size_t and FILE declared before it.
 #include <jpeglib.h>
 #include <webp/encode.h>

@@ -3,8 +3,6 @@
 #include <archive.h>
 #include <archive_entry.h>
 
-#include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <unordered_set>
 

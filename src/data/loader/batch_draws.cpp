@@ -19,27 +19,22 @@ void add_offset(const BatchOptions& options, uint64_t position, std::span<float>
 }  // namespace
 
 void check_batch_options(const BatchOptions& options) {
-  if (options.global_batch < 1) {
+  if (options.global_batch < 1)
     fail("loader", "expected global_batch of at least 1, got {}", options.global_batch);
-  }
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
     fail("loader", "expected a rank from 0 to {}, got {}", options.world_size - 1, options.rank);
-  }
-  if (options.global_batch < options.world_size) {
+  if (options.global_batch < options.world_size)
     fail("loader", "expected a global_batch of at least one image for each of {} ranks, got {}",
          options.world_size, options.global_batch);
-  }
-  if (!(options.class_dropout_prob >= 0 && options.class_dropout_prob <= 1)) {
+  if (!(options.class_dropout_prob >= 0 && options.class_dropout_prob <= 1))
     fail("loader", "expected class_dropout_prob from 0 to 1, got {}", options.class_dropout_prob);
-  }
   if (!(options.text_dropout_prob >= 0 && options.text_dropout_prob <= 1))
     fail("loader", "expected text_dropout_prob from 0 to 1, got {}", options.text_dropout_prob);
-  if (options.class_dropout_prob > 0 && options.null_class < 0) {
+  if (options.class_dropout_prob > 0 && options.null_class < 0)
     fail("loader",
          "expected a null class for class_dropout_prob {}, got none: the model has no class for dropped "
          "labels",
          options.class_dropout_prob);
-  }
 }
 
 RowRange rank_rows(int64_t global_batch, int64_t rank, int64_t world_size) {
@@ -124,9 +119,8 @@ void draw_common(const BatchOptions& options, int64_t row, std::span<float> nois
     for (size_t i = 0; i < noise.size(); ++i) perturbed[i] = noise[i] + share * perturbed[i];
   }
   if (batch.class_labels.empty() || options.class_dropout_prob == 0) return;
-  if (philox_uniform(options.seed, Draw::kLabelDrop, position) < options.class_dropout_prob) {
+  if (philox_uniform(options.seed, Draw::kLabelDrop, position) < options.class_dropout_prob)
     batch.class_labels[row] = options.null_class;
-  }
 }
 
 bool draw_flip(const BatchOptions& options, int64_t position) {

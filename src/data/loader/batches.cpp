@@ -1,7 +1,6 @@
 #include "data/loader/batches.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "core/error.h"

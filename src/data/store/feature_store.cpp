@@ -19,9 +19,8 @@ std::string shard_path(const std::string& folder, const StoreInfo::Shard& shard)
 std::unique_ptr<StoreShard> open_shard(const std::string& folder, const StoreInfo& info,
                                        const StoreInfo::Shard& shard) {
   const std::string path = shard_path(folder, shard);
-  if (!std::filesystem::exists(path)) {
+  if (!std::filesystem::exists(path))
     fail("feature store", "shard {} is missing ({}): copy it there, or extract again", shard.file, folder);
-  }
   return std::make_unique<StoreShard>(open_safetensors(path), info, shard, path);
 }
 
@@ -31,11 +30,10 @@ class MappedFeatureStore : public FeatureStore {
     info_ = joined_.info;
     int64_t first = 0;
     for (const StorePart& part : joined_.parts) {
-      if (!part.info.complete) {
+      if (!part.info.complete)
         fail("feature store",
              "expected a complete store, got one with {} samples ({}): run the command that began it again",
              part.info.num_samples, part.folder);
-      }
       if (part.info.num_samples == 0) fail("feature store", "expected samples, got none ({})", part.folder);
       for (const auto& shard : part.info.shards) {
         shards_.push_back(open_shard(part.folder, part.info, shard));
@@ -93,10 +91,9 @@ class MappedFeatureStore : public FeatureStore {
     int64_t index;
   };
   Place place(int64_t id) const {
-    if (id < 0 || id >= info_.num_samples) {
+    if (id < 0 || id >= info_.num_samples)
       fail("feature store", "expected a sample from 0 to {}, got {} ({})", info_.num_samples - 1, id,
            joined_.parts.front().folder);
-    }
     const size_t shard = shard_of(id);
     return {shards_[shard].get(), id - first_ids_[shard]};
   }
@@ -142,10 +139,9 @@ std::string describe_nonfinite(const StoreShard& shard, const StoreInfo& info, c
       latents_to_f32(info.dtype, shard.latents(StoreShard::kMean, i, flip), values);
       const bool bad_mean = find_nonfinite(values) >= 0;
       if (info.has_logvar) latents_to_f32(info.dtype, shard.latents(StoreShard::kLogvar, i, flip), values);
-      if (bad_mean || find_nonfinite(values) >= 0) {
+      if (bad_mean || find_nonfinite(values) >= 0)
         return fmt::format("{}: the {} of sample {:?} holds NaN or infinity", file,
                            bad_mean ? "mean" : "logvar", shard.name(i));
-      }
     }
   }
   return "";
@@ -156,10 +152,9 @@ std::string find_shard_problem(const std::string& folder, const StoreInfo& info,
   try {
     const auto opened = open_shard(folder, info, shard);
     const std::string sum = xxh3_hex(MappedFile("feature store", shard_path(folder, shard)).bytes());
-    if (sum != shard.xxh3) {
+    if (sum != shard.xxh3)
       return fmt::format("{}: expected checksum {}, got {}: its bytes have changed since it was written",
                          shard.file, shard.xxh3, sum);
-    }
     return describe_nonfinite(*opened, info, shard.file);
   } catch (const Error& error) {
     return fmt::format("{}: {}", shard.file, error.what());
@@ -171,10 +166,9 @@ std::string find_shard_problem(const std::string& folder, const StoreInfo& info,
 std::shared_ptr<FeatureStore> FeatureStore::open(const std::string& folder, bool verify) {
   if (verify) {
     const auto problems = find_store_problems(folder);
-    if (!problems.empty()) {
+    if (!problems.empty())
       fail("feature store", "{} of {} shards are damaged ({}); first: {}", problems.size(),
            read_store_info(folder).shards.size(), folder, problems.front());
-    }
   }
   const StoreInfo info = read_store_info(folder);
   return join({.info = info, .parts = {{folder, info}}, .lanes = info.sample_lanes(), .sources = {}});

@@ -111,9 +111,8 @@ HWY_INLINE VF32 exp_of(VF32 x) {
   const VF32 r =
       hn::Sub(hn::Sub(x, hn::Mul(n, hn::Set(d, 0.693359375f))), hn::Mul(n, hn::Set(d, -2.12194440e-4f)));
   VF32 q = hn::Set(d, 0.00139546348f);
-  for (const float c : {0.00837511104f, 0.0416661203f, 0.166664168f, 0.5f, 1.0f}) {
+  for (const float c : {0.00837511104f, 0.0416661203f, 0.166664168f, 0.5f, 1.0f})
     q = hn::Add(hn::Mul(q, r), hn::Set(d, c));
-  }
   const VF32 mantissa = hn::Add(hn::Mul(q, r), hn::Set(d, 1.0f));
   const auto exponent = hn::Sub(hn::BitCast(di, shifted), hn::BitCast(di, magic));
   return hn::BitCast(d, hn::Add(hn::BitCast(di, mantissa), hn::ShiftLeft<23>(exponent)));
@@ -133,11 +132,10 @@ void posterior_loop(float* HWY_RESTRICT x, const float* HWY_RESTRICT logvar,
   const VF32 shift = hn::Set(d, shift_factor), scale = hn::Set(d, scaling_factor);
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
-  for (; i + lanes <= size; i += lanes) {
+  for (; i + lanes <= size; i += lanes)
     hn::StoreU(
         posterior(hn::LoadU(d, x + i), hn::LoadU(d, logvar + i), hn::LoadU(d, epsilon + i), shift, scale), d,
         x + i);
-  }
   if (i == size) return;
   HWY_ALIGN float rest[3][hn::MaxLanes(F32())] = {};
   const size_t bytes = (size - i) * sizeof(float);

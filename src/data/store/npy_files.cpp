@@ -46,10 +46,9 @@ std::string find_folder(const std::string& parent, std::string_view suffix) {
   if (!fs::is_directory(parent)) return found;
   for (const auto& entry : fs::directory_iterator(parent)) {
     if (!entry.is_directory() || !entry.path().filename().string().ends_with(suffix)) continue;
-    if (!found.empty()) {
+    if (!found.empty())
       fail("store import", "expected one folder *{} in {}, got {} and {}: give the folder itself", suffix,
            parent, found, entry.path().string());
-    }
     found = entry.path().string();
   }
   return found;
@@ -80,10 +79,9 @@ std::vector<float> float_values(const NpyArray& array, const std::string& path) 
 int64_t read_label(const std::string& path) {
   const NpyArray array = read_npy(path);
   const bool is_integer = array.dtype == Dtype::kI64 || array.dtype == Dtype::kI32;
-  if (!is_integer || array.bytes.size() != dtype_size(array.dtype)) {
+  if (!is_integer || array.bytes.size() != dtype_size(array.dtype))
     fail("store import", "expected one integer label, got {} ({}) ({})", dtype_name(array.dtype),
          fmt::join(array.shape, ", "), path);
-  }
   int64_t label = 0;
   int32_t narrow = 0;
   if (array.dtype == Dtype::kI64) {

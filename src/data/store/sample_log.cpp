@@ -45,9 +45,8 @@ std::optional<std::pair<SampleLog::Record, size_t>> parse_record(std::span<const
     if (part > bytes.size() - total) return std::nullopt;
     total += part;
   }
-  if (xxh3(bytes.subspan(sizeof(header.checksum), total - sizeof(header.checksum))) != header.checksum) {
+  if (xxh3(bytes.subspan(sizeof(header.checksum), total - sizeof(header.checksum))) != header.checksum)
     return std::nullopt;
-  }
   std::array<std::span<const std::byte>, 4> parts;
   size_t begin = sizeof(header);
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -90,9 +89,8 @@ void SampleLog::append(const Record& record) {
                 record.lane,
                 record.image_hw};
   std::vector<std::byte> bytes(sizeof(header));
-  for (const auto part : {bytes_of(record.name), bytes_of(record.caption), record.mean, record.logvar}) {
+  for (const auto part : {bytes_of(record.name), bytes_of(record.caption), record.mean, record.logvar})
     bytes.insert(bytes.end(), part.begin(), part.end());
-  }
   std::memcpy(bytes.data(), &header, sizeof(header));
   header.checksum = xxh3(std::span<const std::byte>(bytes).subspan(sizeof(header.checksum)));
   std::memcpy(bytes.data(), &header, sizeof(header));

@@ -30,16 +30,14 @@ Dtype parse_storage_dtype(const std::string& name) {
 class Import {
  public:
   explicit Import(const StoreImportOptions& options) : options_(options), has_std_(options.from == "pixart") {
-    if (options.from != "fast-dit" && options.from != "pixart") {
+    if (options.from != "fast-dit" && options.from != "pixart")
       fail("store import", "--from: expected fast-dit or pixart, got {:?}", options.from);
-    }
     if (options.image_size < 1)
       fail("store import", "--image-size: expected at least 1, got {}", options.image_size);
-    if (has_std_ && options.scaling_factor == 0) {
+    if (has_std_ && options.scaling_factor == 0)
       fail("store import",
            "--scaling-factor is needed: PixArt's caches are unscaled (0.18215 for PixArt-alpha's "
            "autoencoder, 0.13025 for PixArt-Sigma's)");
-    }
     if (has_std_ && !options.labels.empty())
       fail("store import", "PixArt's caches have no labels, got {}", options.labels);
     if (!has_std_ && !options.data_info.empty())
@@ -55,10 +53,9 @@ class Import {
     const auto writer = FeatureStoreWriter::open(options_.out, info);
     const auto total = static_cast<int64_t>(names_.size());
     const int64_t first = writer->num_complete();
-    if (first > total || (first > 0 && names_[first - 1] != writer->last_name())) {
+    if (first > total || (first > 0 && names_[first - 1] != writer->last_name()))
       fail("store import", "{} ends with sample {:?}, which is not number {} of {}: choose another --out",
            options_.out, writer->last_name(), first, options_.features);
-    }
     ShardProgress progress("imported", total);
     for (int64_t i = first; i < total; ++i) {
       writer->add(read_sample(i, info));
@@ -99,10 +96,9 @@ class Import {
       labels_.push_back(read_label((fs::path(options_.labels) / name).string()));
       num_classes_ = std::max(num_classes_, labels_.back() + 1);
     }
-    if (options_.num_classes > 0 && options_.num_classes < num_classes_) {
+    if (options_.num_classes > 0 && options_.num_classes < num_classes_)
       fail("store import", "--num-classes: expected at least {} for these labels, got {}", num_classes_,
            options_.num_classes);
-    }
     num_classes_ = std::max(num_classes_, options_.num_classes);
   }
 
@@ -182,10 +178,9 @@ class Import {
     const std::string text = fmt::format("{}", fmt::join(shape, ", "));
     if (shape.size() == 4 && shape[0] == 1) shape.erase(shape.begin());
     const bool odd = has_std_ && shape.size() == 3 && shape[0] % 2 != 0;
-    if (shape.size() != 3 || odd || *std::min_element(shape.begin(), shape.end()) < 1) {
+    if (shape.size() != 3 || odd || *std::min_element(shape.begin(), shape.end()) < 1)
       fail("store import", "expected one sample ({}, h, w), got ({}) ({})", has_std_ ? "2C" : "C", text,
            path);
-    }
     return {has_std_ ? shape[0] / 2 : shape[0], shape[1], shape[2]};
   }
 
@@ -196,10 +191,9 @@ class Import {
     const Shape shape = latent_shape(array.shape, path);
     const int64_t lane = lane_of_[static_cast<size_t>(index)];
     const Lane& expected = info.lanes[static_cast<size_t>(lane)];
-    if (shape != Shape{info.channels, expected.height, expected.width}) {
+    if (shape != Shape{info.channels, expected.height, expected.width})
       fail("store import", "expected latents ({}, {}, {}) as in {}, got ({}, {}, {}) ({})", info.channels,
            expected.height, expected.width, names_.front(), shape.channels, shape.height, shape.width, path);
-    }
     FeatureStoreWriter::Sample sample;
     sample.name = name;
     sample.lane = lane;
@@ -227,11 +221,10 @@ class Import {
     if (num_classes_ > 0) fmt::print(", {} classes", num_classes_);
     if (num_other_files_ > 0) fmt::print(", {} files that are not .npy left out", num_other_files_);
     fmt::print("\n");
-    if (!has_std_) {
+    if (!has_std_)
       fmt::print(
           "note: fast-DiT kept one posterior sample and no mirrored copy of each image; kiln extract --flip "
           "both keeps all\n");
-    }
   }
 
   StoreImportOptions options_;

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/files/input_file.h"
+#include "core/json_fields.h"
 #include "core/text/json_text.h"
 #include "core/text/utf8.h"
 #include "data/store/store_info.h"
@@ -55,9 +56,8 @@ class Fields {
     const auto found = object_.find(key);
     if (found == object_.end())
       fail("feature store", "expected {} in \"{}\", got nothing ({})", expected, key, where_);
-    if (!accepts(*found)) {
+    if (!accepts(*found))
       fail("feature store", "expected {} in \"{}\", got {} ({})", expected, key, brief(*found), where_);
-    }
     return *found;
   }
 
@@ -66,16 +66,14 @@ class Fields {
 };
 
 void check_version(const Fields& fields) {
-  if (fields.text("format") != kFormatName) {
+  if (fields.text("format") != kFormatName)
     fail("feature store", "expected format \"{}\", got \"{}\" ({}): not a feature store", kFormatName,
          fields.text("format").substr(0, 80), fields.where());
-  }
   const int64_t version = fields.count("format_version", 1, 1'000'000);
-  if (version > kStoreFormatVersion) {
+  if (version > kStoreFormatVersion)
     fail("feature store",
          "expected format version {} at most, got {} ({}): it was written by a newer kiln, update",
          kStoreFormatVersion, version, fields.where());
-  }
 }
 
 std::vector<StoreInfo::Shard> parse_shards(const json& list, const std::string& where) {
@@ -89,10 +87,9 @@ std::vector<StoreInfo::Shard> parse_shards(const json& list, const std::string& 
     if (entry.contains("columns_xxh3")) shard.columns_xxh3 = fields.text("columns_xxh3");
     // Only a plain name is allowed: store.json must not reach out of its folder.
     if (shard.file.empty() || shard.file[0] == '.' || shard.file.find('/') != std::string::npos ||
-        shard.file.find('\0') != std::string::npos) {
+        shard.file.find('\0') != std::string::npos)
       fail("feature store", "expected a plain file name for a shard, got {:?} ({})", shard.file.substr(0, 80),
            where);
-    }
     if (!names.insert(shard.file).second)
       fail("feature store", "shard {} is listed twice ({})", shard.file, where);
     shards.push_back(std::move(shard));
@@ -170,9 +167,8 @@ StoreInfo parse_store_info(std::string_view text, const std::string& where) {
   if (root.contains("has_image_size")) info.has_image_size = fields.flag("has_image_size");
   info.num_flips = fields.count("num_flips", 1, 2);
   info.dtype = parse_dtype(fields.text("dtype"));
-  if (info.dtype != Dtype::kF32 && info.dtype != Dtype::kBF16 && info.dtype != Dtype::kF16) {
+  if (info.dtype != Dtype::kF32 && info.dtype != Dtype::kBF16 && info.dtype != Dtype::kF16)
     fail("feature store", "expected dtype F32, BF16 or F16, got {} ({})", dtype_name(info.dtype), where);
-  }
   for (const json& name : fields.list("class_names")) {
     if (!name.is_string())
       fail("feature store", "expected strings in \"class_names\", got {} ({})", name.type_name(), where);
@@ -188,9 +184,8 @@ StoreInfo parse_store_info(std::string_view text, const std::string& where) {
     if (sum > info.num_samples) break;  // cannot overflow: each summand is at most 2^40
     sum += shard.num_samples;
   }
-  if (sum != info.num_samples) {
+  if (sum != info.num_samples)
     fail("feature store", "expected {} samples in the shards, got {} ({})", info.num_samples, sum, where);
-  }
   info.complete = fields.flag("complete");
   if (root.contains("source")) info.source = root["source"];
   return info;
@@ -202,11 +197,10 @@ bool is_store(const std::string& folder) {
 
 StoreInfo read_store_info(const std::string& folder) {
   const std::filesystem::path path = std::filesystem::path(folder) / "store.json";
-  if (!is_store(folder)) {
+  if (!is_store(folder))
     fail("feature store",
          "expected a folder with store.json, got none ({}): make one with kiln extract or kiln store import",
          folder);
-  }
   constexpr JsonOptions kLimits;
   return parse_store_info(read_input("feature store", path.string(), kLimits.most_bytes), path.string());
 }
@@ -215,22 +209,15 @@ std::string store_info_text(const StoreInfo& info) {
   nlohmann::ordered_json root;
   root["format"] = kFormatName;
   root["format_version"] = kStoreFormatVersion;
-  root["complete"] = info.complete;
-  root["num_samples"] = info.num_samples;
-  root["autoencoder"] = info.autoencoder;
-  root["autoencoder_fingerprint"] = info.autoencoder_fingerprint;
+  KILN_WRITE_FIELDS(root, info, complete, num_samples, autoencoder, autoencoder_fingerprint);
   if (!info.autoencoder_path.empty()) root["autoencoder_path"] = info.autoencoder_path;
-  root["scaling_factor"] = info.scaling_factor;
-  root["shift_factor"] = info.shift_factor;
-  root["channels"] = info.channels;
+  KILN_WRITE_FIELDS(root, info, scaling_factor, shift_factor, channels);
   root["lanes"] = nlohmann::ordered_json::array();
   for (const Lane& lane : info.lanes) {
     root["lanes"].push_back({{"height", lane.height}, {"width", lane.width}});
     if (lane.aspect_ratio > 0) root["lanes"].back()["aspect_ratio"] = lane.aspect_ratio;
   }
-  root["image_size"] = info.image_size;
-  root["has_logvar"] = info.has_logvar;
-  root["already_scaled"] = info.already_scaled;
+  KILN_WRITE_FIELDS(root, info, image_size, has_logvar, already_scaled);
   if (info.has_image_size) root["has_image_size"] = true;
   root["num_flips"] = info.num_flips;
   root["dtype"] = dtype_name(info.dtype);

@@ -81,9 +81,7 @@ void print_settings(const std::string& folder, const StoreInfo& info, std::FILE*
   print_row(out, "scaling",
             fmt::format("factor {}, shift {}{}", info.scaling_factor, info.shift_factor,
                         info.already_scaled ? ", already applied to the latents" : ""));
-  if (!info.source.is_null()) {
-    print_row(out, "source", dump_utf8(info.source));
-  }
+  if (!info.source.is_null()) print_row(out, "source", dump_utf8(info.source));
 }
 
 void print_labels(const FeatureStore& store, std::FILE* out) {
@@ -107,9 +105,8 @@ void print_labels(const FeatureStore& store, std::FILE* out) {
             fmt::format("{}, of {} to {} samples; {} samples without a label", names.size(), *least, *most,
                         counts.back()));
   constexpr size_t kMaxShown = 20;
-  for (size_t i = 0; i < std::min(names.size(), kMaxShown); ++i) {
+  for (size_t i = 0; i < std::min(names.size(), kMaxShown); ++i)
     fmt::print(out, "{:>14} {:<24} {}\n", i, printable(names[i]), counts[i]);
-  }
   if (names.size() > kMaxShown) fmt::print(out, "{:>14} {} more\n", "", names.size() - kMaxShown);
 }
 
@@ -132,13 +129,12 @@ void print_statistics(const FeatureStore& store, int64_t max_samples, std::FILE*
              "mean, std: of the stored latents; posterior: root mean square of its sigma; trained: of "
              "latents as drawn, shifted and scaled\n");
   const double trained_std = statistics.all.drawn_std() * std::abs(scale);
-  if (info.autoencoder != "pixels" && (trained_std < 0.5 || trained_std > 2)) {
+  if (info.autoencoder != "pixels" && (trained_std < 0.5 || trained_std > 2))
     fmt::print(
         out,
         "warning: latents should have a standard deviation near 1 when trained on, these have {:.3f}: is the "
         "scaling factor right?\n",
         trained_std);
-  }
 }
 
 void print_text(const std::string& folder, const std::string& name, std::FILE* out) {
@@ -192,16 +188,14 @@ void verify_part(const std::string& folder, std::FILE* out) {
       problems.push_back(std::move(problem));
   for (const auto& problem : problems) fmt::print(out, "{}\n", printable(problem));
   std::fflush(out);
-  if (!problems.empty()) {
+  if (!problems.empty())
     fail("store verify", "{} of {} shards{} are damaged ({}), first: {}", num_shards, info.shards.size(),
          texts.empty() ? "" : fmt::format(" and {} files of captions", problems.size() - num_shards), folder,
          problems.front());
-  }
-  if (!info.complete) {
+  if (!info.complete)
     fail("store verify",
          "the {} samples so far are sound, but {} is unfinished: run the command that began it again",
          info.num_samples, folder);
-  }
   fmt::print(out, "{}: {} samples in {} shards{}: checksums, shapes and values are right\n", folder,
              info.num_samples, info.shards.size(),
              texts.empty()

@@ -52,10 +52,9 @@ StoreShard::StoreShard(std::unique_ptr<TensorFile> file, const StoreInfo& info, 
          where);
   const auto num_classes = static_cast<int64_t>(info.class_names.size());
   for (int64_t i = 0; i < num_samples; ++i) {
-    if (labels_[i] < -1 || labels_[i] >= num_classes) {
+    if (labels_[i] < -1 || labels_[i] >= num_classes)
       fail("feature store", "expected a label from -1 to {} for sample {:?}, got {} ({})", num_classes - 1,
            name(i), labels_[i], where);
-    }
     if (info.has_image_size && (image_hw(i)[0] < 1 || image_hw(i)[1] < 1))
       fail("feature store", "expected the size of the original picture of sample {:?}, got {} x {} ({})",
            name(i), image_hw(i)[0], image_hw(i)[1], where);
@@ -93,15 +92,13 @@ std::span<const std::byte> StoreShard::tensor(const std::string& name, Dtype dty
   if (found == file_->tensors().end())
     fail("feature store", "expected tensor {:?}, got none ({})", name, where_);
   const TensorView& view = found->second;
-  if (view.dtype != dtype || view.shape != shape) {
+  if (view.dtype != dtype || view.shape != shape)
     fail("feature store", "expected {} {} ({}), got {} ({}) ({})", name, dtype_name(dtype),
          fmt::join(shape, ", "), dtype_name(view.dtype), fmt::join(view.shape, ", "), where_);
-  }
-  if (reinterpret_cast<uintptr_t>(view.bytes.data()) % dtype_size(dtype) != 0) {
+  if (reinterpret_cast<uintptr_t>(view.bytes.data()) % dtype_size(dtype) != 0)
     fail("feature store",
          "{} does not begin at a multiple of its element size ({}): it was not written by kiln", name,
          where_);
-  }
   return view.bytes;
 }
 

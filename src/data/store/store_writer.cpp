@@ -28,11 +28,10 @@ void prepare_folder(const std::string& folder) {
   if (!is_store(folder) && !fs::is_empty(folder)) {
     // A run killed before its first store.json leaves only that file's partial.
     for (const auto& entry : fs::directory_iterator(folder)) {
-      if (!entry.path().filename().string().starts_with("store.json.")) {
+      if (!entry.path().filename().string().starts_with("store.json."))
         fail("feature store",
              "expected an empty folder or a store, got a folder with {:?} ({}): choose another",
              entry.path().filename().string(), folder);
-      }
     }
   }
 }
@@ -154,11 +153,10 @@ class StoreWriter : public FeatureStoreWriter {
   void reopen() {
     const StoreInfo there = read_store_info(folder_);
     const std::string differences = describe_differences(there, info_);
-    if (!differences.empty()) {
+    if (!differences.empty())
       fail("feature store",
            "the folder holds a store of other settings: {} ({}): choose another folder or remove it",
            differences, folder_);
-    }
     info_ = there;
     // Reading the names also proves that the shards are there and whole.
     for (const auto& shard : info_.shards) {
@@ -190,47 +188,41 @@ class StoreWriter : public FeatureStoreWriter {
   }
 
   void check(const Sample& sample) const {
-    if (info_.complete) {
+    if (info_.complete)
       fail("feature store",
            "the store is complete with {} samples, {:?} is one more ({}): choose another folder or remove it",
            info_.num_samples, sample.name, folder_);
-    }
     if (sample.lane < 0 || sample.lane >= static_cast<int64_t>(info_.lanes.size()))
       throw std::logic_error("feature store: a sample of an unknown lane");
     if (info_.has_image_size && (sample.image_hw[0] < 1 || sample.image_hw[1] < 1))
       throw std::logic_error("feature store: a sample without the size of its picture");
     const auto expected = static_cast<size_t>(info_.num_flips * info_.latent_size(sample.lane));
-    if (sample.mean.size() != expected || sample.logvar.size() != (info_.has_logvar ? expected : 0)) {
+    if (sample.mean.size() != expected || sample.logvar.size() != (info_.has_logvar ? expected : 0))
       fail("feature store", "expected {} values for sample {:?}, got a mean of {} and a logvar of {}",
            expected, sample.name, sample.mean.size(), sample.logvar.size());
-    }
     const auto num_classes = static_cast<int64_t>(info_.class_names.size());
-    if (sample.label < -1 || sample.label >= num_classes) {
+    if (sample.label < -1 || sample.label >= num_classes)
       fail("feature store", "expected a label from -1 to {} for sample {:?}, got {}", num_classes - 1,
            sample.name, sample.label);
-    }
-    if (names_.contains(xxh3(std::as_bytes(std::span(sample.name))))) {
+    if (names_.contains(xxh3(std::as_bytes(std::span(sample.name)))))
       fail("feature store", "sample {:?} is in the store already ({}): names must be unique", sample.name,
            folder_);
-    }
     check_finite(sample, "mean", sample.mean);
     check_finite(sample, "logvar", sample.logvar);
   }
 
   void check_finite(const Sample& sample, const char* what, const std::vector<float>& values) const {
     const int64_t at = find_nonfinite(values);
-    if (at >= 0) {
+    if (at >= 0)
       fail("feature store", "expected finite values, got {} in the {} of sample {:?}", values[at], what,
            sample.name);
-    }
     // Beyond fp16's largest number the value would become infinity.
     if (info_.dtype != Dtype::kF16) return;
     const auto too_large =
         std::find_if(values.begin(), values.end(), [](float v) { return std::abs(v) >= 65520.0f; });
-    if (too_large != values.end()) {
+    if (too_large != values.end())
       fail("feature store", "{} in the {} of sample {:?} is beyond fp16: give --dtype bf16 or f32",
            *too_large, what, sample.name);
-    }
   }
 
   void narrow(const std::vector<float>& values, std::vector<std::byte>& out) const {

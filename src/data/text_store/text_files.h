@@ -5,7 +5,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "checkpoint/safetensors.h"
 #include "core/files/xxh3.h"

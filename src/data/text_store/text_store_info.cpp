@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iterator>
 
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files/input_file.h"
 #include "core/json_config.h"
+#include "core/json_fields.h"
 #include "core/text/json_text.h"
 
 namespace kiln {
@@ -53,25 +53,18 @@ TextStoreInfo parse_text_store_info(std::string_view text, const std::string& wh
   info.dtype = parse_dtype(fields.require<std::string>("dtype"));
   if (info.dtype != Dtype::kF32 && info.dtype != Dtype::kF16 && info.dtype != Dtype::kBF16)
     fail("text store", "expected \"dtype\" F32, BF16 or F16, got {} ({})", dtype_name(info.dtype), where);
-  info.prefix = fields.get<std::string>("prefix", "");
-  info.suffix = fields.get<std::string>("suffix", "");
-  info.instruction = fields.get<std::string>("instruction", "");
-  info.compute_dtype = fields.get<std::string>("compute_dtype", "");
+  KILN_GET_FIELDS(fields, info, prefix, suffix, instruction, compute_dtype);
   info.captions_fingerprint = fields.require<std::string>("captions_fingerprint");
   info.num_samples = count(fields, "num_samples", 1, kMostSamples, where);
   info.num_entries = count(fields, "num_entries", 1, kMostSamples, where);
   info.entries_per_shard = count(fields, "entries_per_shard", 1, INT32_MAX, where);
   info.num_truncated = count(fields, "num_truncated", 0, info.num_entries, where);
   info.num_without_caption = count(fields, "num_without_caption", 0, info.num_samples, where);
-  info.kinds = fields.get("kinds", std::vector<std::string>());
-  info.complete = fields.get("complete", false);
-  info.captions_xxh3 = fields.get<std::string>("captions_xxh3", "");
-  info.shards_xxh3 = fields.get("shards_xxh3", std::vector<std::string>());
+  KILN_GET_FIELDS(fields, info, kinds, complete, captions_xxh3, shards_xxh3);
   if (info.complete && static_cast<int64_t>(info.shards_xxh3.size()) != info.num_shards())
     fail("text store", "expected {} shards of {} captions, got {} ({})", info.num_shards(), info.num_entries,
          info.shards_xxh3.size(), where);
-  info.samples_xxh3 = fields.get<std::string>("samples_xxh3", "");
-  info.columns_xxh3 = fields.get("columns_xxh3", std::vector<std::string>());
+  KILN_GET_FIELDS(fields, info, samples_xxh3, columns_xxh3);
   if (info.complete && !info.columns_xxh3.empty() && info.columns_xxh3.size() != info.shards_xxh3.size())
     fail("text store", "expected \"columns_xxh3\" of {} shards, got {} ({})", info.shards_xxh3.size(),
          info.columns_xxh3.size(), where);
@@ -79,32 +72,12 @@ TextStoreInfo parse_text_store_info(std::string_view text, const std::string& wh
 }
 
 std::string text_store_info_text(const TextStoreInfo& info) {
-  const json object = {{"format", kTextFormatName},
-                       {"format_version", kFormatVersion},
-                       {"encoder", info.encoder},
-                       {"encoder_fingerprint", info.encoder_fingerprint},
-                       {"tokenizer_fingerprint", info.tokenizer_fingerprint},
-                       {"encoder_path", info.encoder_path},
-                       {"width", info.width},
-                       {"max_tokens", info.max_tokens},
-                       {"padded", info.padded},
-                       {"dtype", dtype_name(info.dtype)},
-                       {"prefix", info.prefix},
-                       {"suffix", info.suffix},
-                       {"instruction", info.instruction},
-                       {"compute_dtype", info.compute_dtype},
-                       {"captions_fingerprint", info.captions_fingerprint},
-                       {"num_samples", info.num_samples},
-                       {"num_entries", info.num_entries},
-                       {"entries_per_shard", info.entries_per_shard},
-                       {"num_truncated", info.num_truncated},
-                       {"num_without_caption", info.num_without_caption},
-                       {"kinds", info.kinds},
-                       {"samples_xxh3", info.samples_xxh3},
-                       {"captions_xxh3", info.captions_xxh3},
-                       {"shards_xxh3", info.shards_xxh3},
-                       {"columns_xxh3", info.columns_xxh3},
-                       {"complete", info.complete}};
+  json object = {
+      {"format", kTextFormatName}, {"format_version", kFormatVersion}, {"dtype", dtype_name(info.dtype)}};
+  KILN_WRITE_FIELDS(object, info, encoder, encoder_fingerprint, tokenizer_fingerprint, encoder_path, width,
+                    max_tokens, padded, prefix, suffix, instruction, compute_dtype, captions_fingerprint,
+                    num_samples, num_entries, entries_per_shard, num_truncated, num_without_caption, kinds,
+                    samples_xxh3, captions_xxh3, shards_xxh3, columns_xxh3, complete);
   return object.dump(2) + "\n";
 }
 

@@ -8,6 +8,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/json_fields.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
 #include "ops/kernels.h"
@@ -283,18 +284,9 @@ AutoencoderKlConfig parse_autoencoder_kl_config(const nlohmann::json& config) {
   const JsonConfig reader(kWho, config);
   // diffusers' defaults for keys that a file leaves out.
   AutoencoderKlConfig c{.block_out_channels = {64}, .layers_per_block = 1};
-  c.in_channels = reader.get("in_channels", c.in_channels);
-  c.out_channels = reader.get("out_channels", c.out_channels);
-  c.block_out_channels = reader.get("block_out_channels", c.block_out_channels);
-  c.layers_per_block = reader.get("layers_per_block", c.layers_per_block);
-  c.latent_channels = reader.get("latent_channels", c.latent_channels);
-  c.norm_num_groups = reader.get("norm_num_groups", c.norm_num_groups);
-  c.scaling_factor = reader.get("scaling_factor", c.scaling_factor);
-  c.shift_factor = reader.get("shift_factor", c.shift_factor);
-  c.use_quant_conv = reader.get("use_quant_conv", c.use_quant_conv);
-  c.use_post_quant_conv = reader.get("use_post_quant_conv", c.use_post_quant_conv);
-  c.mid_block_add_attention = reader.get("mid_block_add_attention", c.mid_block_add_attention);
-
+  KILN_GET_FIELDS(reader, c, in_channels, out_channels, block_out_channels, layers_per_block, latent_channels,
+                  norm_num_groups, scaling_factor, shift_factor, use_quant_conv, use_post_quant_conv,
+                  mid_block_add_attention);
   if (c.in_channels <= 0 || c.out_channels <= 0 || c.layers_per_block <= 0 || c.latent_channels <= 0 ||
       c.norm_num_groups <= 0 || c.block_out_channels.empty())
     fail(kWho,

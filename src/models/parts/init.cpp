@@ -7,7 +7,6 @@
 #include <span>
 
 #include "core/aten.h"
-#include "core/error.h"
 #include "core/philox.h"
 
 namespace kiln {

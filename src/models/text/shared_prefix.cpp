@@ -1,7 +1,6 @@
 #include "models/text/caption_encoder.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace kiln {
 namespace {

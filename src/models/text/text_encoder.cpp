@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "core/allocations.h"

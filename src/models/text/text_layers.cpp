@@ -1,6 +1,5 @@
 #include "models/text/text_layers.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>

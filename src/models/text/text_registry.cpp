@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>

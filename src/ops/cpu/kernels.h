@@ -3,7 +3,6 @@
 // f32.
 #pragma once
 #include <cstddef>
-#include <cstdint>
 
 #include "core/dtype.h"
 #include "ops/kernel_args.h"

@@ -5,7 +5,6 @@
 #include <c10/core/Event.h>
 
 #include <array>
-#include <cstddef>
 #include <optional>
 
 namespace kiln {

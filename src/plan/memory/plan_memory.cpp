@@ -241,9 +241,8 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   const int64_t copy = checkpoint_copy_bytes();
   Peak saving = idle;
   if (!cuda_ && copy > 0) {  // the copy is written while the run goes on
-    for (const Peak& peak : {peaks.steady, peaks.validation, peaks.sampling, peaks.evaluation}) {
+    for (const Peak& peak : {peaks.steady, peaks.validation, peaks.sampling, peaks.evaluation})
       saving = larger(saving, peak);
-    }
     saving.live_bytes += copy;
   }
   add_phase("checkpoint", saving, copy > 0 && validates() ? validating + copy : stepping + copy);

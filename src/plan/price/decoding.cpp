@@ -1,7 +1,6 @@
 #include "plan/price/machine_profile.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <vector>
 

@@ -11,7 +11,6 @@
 #include "core/error.h"
 #include "core/memory_limits.h"
 #include "core/tensors.h"
-#include "core/units.h"
 #include "plan/price/price.h"
 #include "plan/trace/trace.h"
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/json_fields.h"
 #include "plan/report/report.h"
 #include "run/option_values.h"
 #include "watch/phase_timers.h"
@@ -11,21 +12,15 @@ namespace {
 using Json = nlohmann::json;
 
 Json to_json(const Footprint& bytes) {
-  return {{"device", bytes.device},
-          {"host", bytes.host},
-          {"pinned_host", bytes.pinned_host},
-          {"nvme", bytes.nvme}};
+  Json json;
+  KILN_WRITE_FIELDS(json, bytes, device, host, pinned_host, nvme);
+  return json;
 }
 
 Json scaling_json(const Plan& plan) {
   Json points = Json::array();
   for (const ScalingPoint& point : plan.scaling)
-    points.push_back({{"gpus", point.gpus},
-                      {"step_s", point.step_s},
-                      {"images_per_s", point.images_per_s},
-                      {"efficiency", point.efficiency},
-                      {"days", point.days},
-                      {"cost", point.cost}});
+    KILN_WRITE_FIELDS(points.emplace_back(), point, gpus, step_s, images_per_s, efficiency, days, cost);
   return points;
 }
 
@@ -42,22 +37,15 @@ Json lanes_json(const Plan& plan) {
 Json milestones_json(const Plan& plan) {
   Json milestones = Json::array();
   for (const Milestone& milestone : plan.milestones)
-    milestones.push_back({{"name", milestone.name},
-                          {"steps", milestone.steps},
-                          {"days", milestone.days},
-                          {"cost", milestone.cost}});
+    KILN_WRITE_FIELDS(milestones.emplace_back(), milestone, name, steps, days, cost);
   return milestones;
 }
 
 Json measured_json(const Plan& plan) {
   Json runs = Json::array();
   for (const MeasuredSpeed& run : plan.measured)
-    runs.push_back({{"source", run.source},
-                    {"options", run.options},
-                    {"gpus", run.gpus},
-                    {"global_batch", run.global_batch},
-                    {"steps_per_s", run.steps_per_s},
-                    {"planned_steps_per_s", run.planned_steps_per_s}});
+    KILN_WRITE_FIELDS(runs.emplace_back(), run, source, options, gpus, global_batch, steps_per_s,
+                      planned_steps_per_s);
   return runs;
 }
 
@@ -70,13 +58,17 @@ double data_wait_s(const Plan& plan) {
 // Returns null for a figure that is not known.
 Json positive_json(double figure) { return figure > 0 ? Json(figure) : Json(); }
 
+Json rate_json(const DataRate& rate) {
+  Json json = {{"slowdown", rate.slowdown()}};
+  KILN_WRITE_FIELDS(json, rate, images_per_s, bytes_per_s, disk_bytes_per_s, loader_images_per_s);
+  return json;
+}
+
 Json samples_json(const DataPlan& data) {
-  return {{"latent_bytes", data.latent_bytes},   {"text_bytes", data.text_bytes},
-          {"caption_bytes", data.caption_bytes}, {"reads_pictures", data.reads_pictures},
-          {"picture_bytes", data.picture_bytes}, {"formats", data.formats},
-          {"mean_height", data.mean_height},     {"mean_width", data.mean_width},
-          {"decode_s", data.decode_s},           {"assumed", data.assumed},
-          {"file_system", data.file_system},     {"is_network", data.is_network}};
+  Json json;
+  KILN_WRITE_FIELDS(json, data, latent_bytes, text_bytes, caption_bytes, reads_pictures, picture_bytes,
+                    formats, mean_height, mean_width, decode_s, assumed, file_system, is_network);
+  return json;
 }
 
 Json predicted_json(const Plan& plan) {
@@ -91,80 +83,51 @@ Json predicted_json(const Plan& plan) {
     phase_s[kEncodingPhases[0]] = plan.encoding_s - plan.caption_encoding_s;
   if (plan.caption_encoding_s > 0) phase_s[kEncodingPhases[1]] = plan.caption_encoding_s;
   phase_s["data"] = data_wait_s(plan);
-  return {{"peak_bytes", plan.peak_bytes},
-          {"reserved_bytes", plan.reserved_bytes},
-          {"needed_bytes", plan.needed_bytes},
-          {"needed_phase", plan.needed_phase},
-          {"peak_phase", plan.peak_phase},
-          {"peak_segment", plan.peak_segment},
-          {"fits", plan.fits},
-          {"by_kind", plan.by_kind},
-          {"overhead", plan.overhead},
-          {"by_phase", by_phase},
-          {"footprints", footprints},
-          {"step_s", plan.step_s},
-          {"time_error", plan.time_error},
-          {"measured_share", plan.measured_share},
-          {"images_per_s", plan.images_per_s},
-          {"taken_share", plan.machine.speed.taken},
-          {"peak_share", positive_json(plan.peak_share.of_profile)},
-          {"mfu", positive_json(plan.peak_share.mfu)},
-          {"internal", plan.peak_share.problem},
-          {"half_precision_speed", positive_json(plan.half_precision_speed)},
-          {"communication_s", plan.communication_s},
-          {"phase_s", phase_s},
-          {"curve", kiln::to_json(plan.curve)},
-          {"steps", plan.steps},
-          {"days", plan.days},
-          {"cost", plan.cost},
-          {"gpu_hours", plan.gpu_hours},
-          {"kilowatt_hours", plan.kilowatt_hours},
-          {"lanes", lanes_json(plan)},
-          {"scaling", scaling_json(plan)},
-          {"milestones", milestones_json(plan)},
-          {"measured_by_others", measured_json(plan)},
-          {"dataset_size", plan.samples.num_samples},
-          {"store_bytes", plan.samples.store_bytes()},
-          {"samples", samples_json(plan.samples)},
-          {"extraction_days", plan.extraction_days},
-          {"checkpoint_bytes", plan.checkpoint_bytes},
-          {"num_checkpoints", plan.num_checkpoints},
-          {"optimizer_bytes", plan.optimizer_bytes},
-          {"data_rate",
-           {{"images_per_s", plan.data_rate.images_per_s},
-            {"bytes_per_s", plan.data_rate.bytes_per_s},
-            {"disk_bytes_per_s", plan.data_rate.disk_bytes_per_s},
-            {"loader_images_per_s", plan.data_rate.loader_images_per_s},
-            {"slowdown", plan.data_rate.slowdown()}}}};
+  Json predicted = {{"by_phase", by_phase},
+                    {"footprints", footprints},
+                    {"taken_share", plan.machine.speed.taken},
+                    {"peak_share", positive_json(plan.peak_share.of_profile)},
+                    {"mfu", positive_json(plan.peak_share.mfu)},
+                    {"internal", plan.peak_share.problem},
+                    {"half_precision_speed", positive_json(plan.half_precision_speed)},
+                    {"phase_s", phase_s},
+                    {"curve", kiln::to_json(plan.curve)},
+                    {"lanes", lanes_json(plan)},
+                    {"scaling", scaling_json(plan)},
+                    {"milestones", milestones_json(plan)},
+                    {"measured_by_others", measured_json(plan)},
+                    {"dataset_size", plan.samples.num_samples},
+                    {"store_bytes", plan.samples.store_bytes()},
+                    {"samples", samples_json(plan.samples)},
+                    {"data_rate", rate_json(plan.data_rate)}};
+  KILN_WRITE_FIELDS(predicted, plan, peak_bytes, reserved_bytes, needed_bytes, needed_phase, peak_phase,
+                    peak_segment, fits, by_kind, overhead, step_s, time_error, measured_share, images_per_s,
+                    communication_s, steps, days, cost, gpu_hours, kilowatt_hours, extraction_days,
+                    checkpoint_bytes, num_checkpoints, optimizer_bytes);
+  return predicted;
 }
 
 }  // namespace
 
 nlohmann::json to_json(const Plan& plan) {
-  return {{"predicted", predicted_json(plan)},
-          {"machine",
-           {{"name", plan.machine.name},
-            {"source", plan.machine.source},
-            {"measured", plan.machine.measured},
-            {"speed",
-             {{"product", plan.machine.speed.product},
-              {"copy", plan.machine.speed.copy},
-              {"spread", plan.machine.speed.spread},
-              {"steady", plan.machine.speed.is_steady()}}},
-            {"memory_bytes", plan.machine.memory_bytes},
-            {"gpus_per_node", plan.machine.gpus_per_node},
-            {"network_bytes_per_s", plan.machine.network_bytes_per_s}}},
-          {"gpus", plan.options.gpus},
-          {"zero_stage", plan.options.train.zero.stage},
-          {"offload_optimizer", choice_name(plan.options.train.offload.optimizer)},
-          {"offload_params", choice_name(plan.options.train.offload.params)},
-          {"num_weights", plan.num_weights},
-          {"rank_batch", plan.rank_batch},
-          {"micro_batch", plan.micro_batch},
-          {"num_micro_steps", plan.num_micro_steps},
-          {"advice", plan.advice},
-          {"notes", plan.notes},
-          {"options", to_json(plan.options.train)}};
+  const MachineSpeed& speed = plan.machine.speed;
+  Json machine = {{"speed",
+                   {{"product", speed.product},
+                    {"copy", speed.copy},
+                    {"spread", speed.spread},
+                    {"steady", speed.is_steady()}}}};
+  KILN_WRITE_FIELDS(machine, plan.machine, name, source, measured, memory_bytes, gpus_per_node,
+                    network_bytes_per_s);
+  const TrainOptions& train = plan.options.train;
+  Json json = {{"predicted", predicted_json(plan)},
+               {"machine", machine},
+               {"gpus", plan.options.gpus},
+               {"zero_stage", train.zero.stage},
+               {"offload_optimizer", choice_name(train.offload.optimizer)},
+               {"offload_params", choice_name(train.offload.params)},
+               {"options", to_json(train)}};
+  KILN_WRITE_FIELDS(json, plan, num_weights, rank_batch, micro_batch, num_micro_steps, advice, notes);
+  return json;
 }
 
 }  // namespace kiln

@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
-#include <filesystem>
 
 #include "core/files/file_system.h"
 #include "core/units.h"

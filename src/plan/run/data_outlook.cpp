@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <set>
 
 #include "core/dtype.h"
 #include "core/error.h"

@@ -127,7 +127,7 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   plan.options = options;
   plan.machine = machine;
   plan.data = data.shape;
-  if (encodes_pictures(data.source)) plan.picture_encoder = data.autoencoder;
+  if (data.samples.reads_pictures) plan.picture_encoder = data.autoencoder;
   plan.caption_encoder = data.text_encoder;
   plan.num_weights = trace.num_weights;
   plan.num_base_weights = trace.num_base_weights;

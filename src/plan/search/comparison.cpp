@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/tensors.h"
+#include "core/text/split.h"
 #include "core/units.h"
 #include "models/registry.h"
 #include "plan/run/make_plan.h"
@@ -25,15 +26,10 @@ namespace kiln {
 
 namespace {
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts(1);
-  for (const char c : text)
-    if (c == ',')
-      parts.emplace_back();
-    else if (c != ' ')
-      parts.back() += c;
-  std::erase(parts, "");
-  return parts;
+std::vector<std::string> names_in(const std::string& text) {
+  std::vector<std::string> names = split(text, ',');
+  std::erase(names, "");
+  return names;
 }
 
 std::string lower(std::string text) {
@@ -147,7 +143,7 @@ TrainOptions as_published(TrainOptions options, const std::set<std::string>& giv
 std::vector<std::string> models_named(const std::string& text) {
   const std::vector<std::string> known = denoiser_names();
   std::vector<std::string> models;
-  for (const std::string& part : split(text)) {
+  for (const std::string& part : names_in(text)) {
     if (std::ranges::find(known, part) != known.end()) {
       add_once(models, part);
       continue;
@@ -163,7 +159,7 @@ std::vector<std::string> models_named(const std::string& text) {
 
 std::vector<std::string> gpus_named(const std::string& text) {
   std::vector<std::string> gpus;
-  for (const std::string& part : split(text))
+  for (const std::string& part : names_in(text))
     if (lower(part) == "any")
       for (const MachineProfile& profile : builtin_profiles()) add_once(gpus, profile.name);
     else
@@ -174,7 +170,7 @@ std::vector<std::string> gpus_named(const std::string& text) {
 
 std::map<std::string, double> read_prices(const std::string& text) {
   std::map<std::string, double> prices;
-  for (const std::string& part : split(text)) {
+  for (const std::string& part : names_in(text)) {
     const size_t sign = part.find('=');
     double price = 0;
     const char* const end = part.data() + part.size();

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/json_fields.h"
 #include "core/tensors.h"
 #include "core/units.h"
 #include "plan/run/make_plan.h"
@@ -146,29 +147,21 @@ using Json = nlohmann::json;
 Json choice_json(const SearchChoice& choice) {
   const Plan& plan = choice.plan;
   const TrainOptions& train = plan.options.train;
-  return {{"goal", choice.goal},
-          {"command", launch_command(plan)},
-          {"gpu", plan.machine.name},
-          {"gpus", plan.options.gpus},
-          {"micro_batch", plan.micro_batch},
-          {"num_micro_steps", plan.num_micro_steps},
-          {"compute_dtype", choice_name(train.compute.dtype)},
-          {"recompute", train.memory.recompute.text()},
-          {"zero_stage", train.zero.stage},
-          {"offload_optimizer", choice_name(train.offload.optimizer)},
-          {"offload_params", choice_name(train.offload.params)},
-          {"offload_activations", train.memory.offload_activations.text()},
-          {"fits", plan.fits},
-          {"needed_bytes", plan.needed_bytes},
-          {"peak_bytes", plan.peak_bytes},
-          {"step_s", plan.step_s},
-          {"images_per_s", plan.images_per_s},
-          {"days", plan.days},
-          {"gpu_hours", plan.gpu_hours},
-          {"cost", plan.cost},
-          {"data_bytes", plan.samples.disk_bytes()},
-          {"data_bytes_per_s", plan.data_rate.bytes_per_s},
-          {"advice", plan.advice}};
+  Json json = {{"goal", choice.goal},
+               {"command", launch_command(plan)},
+               {"gpu", plan.machine.name},
+               {"gpus", plan.options.gpus},
+               {"compute_dtype", choice_name(train.compute.dtype)},
+               {"recompute", train.memory.recompute.text()},
+               {"zero_stage", train.zero.stage},
+               {"offload_optimizer", choice_name(train.offload.optimizer)},
+               {"offload_params", choice_name(train.offload.params)},
+               {"offload_activations", train.memory.offload_activations.text()},
+               {"data_bytes", plan.samples.disk_bytes()},
+               {"data_bytes_per_s", plan.data_rate.bytes_per_s}};
+  KILN_WRITE_FIELDS(json, plan, micro_batch, num_micro_steps, fits, needed_bytes, peak_bytes, step_s,
+                    images_per_s, days, gpu_hours, cost, advice);
+  return json;
 }
 
 namespace {

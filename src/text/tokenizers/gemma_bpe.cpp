@@ -1,7 +1,6 @@
 #include "text/tokenizers/subword_model.h"
 
 #include <array>
-#include <utility>
 
 #include "core/error.h"
 #include "text/tokenizers/pair_merging.h"

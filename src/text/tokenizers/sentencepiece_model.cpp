@@ -1,7 +1,6 @@
 #include "text/tokenizers/sentencepiece_model.h"
 
 #include <cstring>
-#include <iterator>
 
 #include "core/error.h"
 #include "core/files/input_file.h"

@@ -1,10 +1,8 @@
 // The JSON files beside a vocabulary: which tokens are special, which are added, and on which side one pads.
 #pragma once
-#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 

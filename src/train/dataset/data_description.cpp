@@ -8,7 +8,6 @@
 #include "data/loader/batches.h"
 #include "data/text_store/text_store.h"
 #include "models/autoencoders/autoencoder.h"
-#include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "train/dataset/store_data.h"
 #include "train/encoding/encoded_captions.h"

@@ -109,6 +109,42 @@ bool encodes_held_out(const DataOptions& data, const ValidationOptions& validati
   return (validation.share > 0 || is_here(held_out)) && encodes_pictures(source_of(held_out));
 }
 
+std::vector<std::string> data_settings_without_effect(const DataOptions& data,
+                                                      const ValidationOptions& validation) {
+  const ValidationOptions defaults;
+  std::vector<std::string> lines;
+  const auto note_if = [&](bool ineffective, const char* option, const std::string& where) {
+    if (ineffective) lines.push_back(fmt::format("--{} has no effect {}", option, where));
+  };
+  const bool validates = validation.is_on(), are_pictures = reads_pictures(source_of(data));
+  note_if(!data.weights.empty() && data.more.empty(), "data-weights",
+          "on a single store, without --more-data");
+  const bool encodes_captions = are_pictures && !data.text_encoder.empty();
+  note_if(!data.text.empty() && encodes_captions, "text",
+          "on pictures, whose captions --text-encoder encodes");
+  const CaptionEncodingOptions &captions = data.captions, usual;
+  for (const auto& [option, is_given] :
+       {std::pair{"text-max-tokens", captions.max_tokens != usual.max_tokens},
+        {"text-dtype", captions.dtype != usual.dtype},
+        {"text-batch", captions.batch != usual.batch},
+        {"text-encoder-memory", captions.memory != usual.memory},
+        {"captions", captions.sources != usual.sources},
+        {"caption-prefix", captions.prefix != usual.prefix},
+        {"caption-suffix", captions.suffix != usual.suffix},
+        {"caption-instruction", captions.instruction != usual.instruction}})
+    note_if(is_given && !encodes_captions, option, "without pictures whose captions --text-encoder encodes");
+  note_if(!data.buckets.empty() && !are_pictures, "buckets", "on features: use kiln extract --buckets");
+  const bool validates_on_pictures =
+      validates && reads_pictures(source_of(held_out_options(data, validation)));
+  note_if(data.enlarge && !are_pictures && !validates_on_pictures, "enlarge",
+          "on features: use kiln extract --enlarge");
+  note_if(validation.every != defaults.every && !validates, "validate-every",
+          "without --validation-data or --validation-share");
+  note_if(validation.images > 0 && !validates, "validation-images",
+          "without --validation-data or --validation-share");
+  return lines;
+}
+
 std::optional<int64_t> stored_image_size(const DataOptions& options) {
   if (!std::holds_alternative<StoredData>(source_of(options))) return std::nullopt;
   return read_store_info(options.path).image_size;

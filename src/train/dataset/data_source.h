@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -47,6 +48,9 @@ bool reads_pictures(const DataSource& source);
 bool encodes_pictures(const DataSource& source);
 // True if one encodes pictures at every validation.
 bool encodes_held_out(const DataOptions& data, const ValidationOptions& validation);
+// Returns lines such as "--buckets has no effect on features: use kiln extract --buckets".
+std::vector<std::string> data_settings_without_effect(const DataOptions& data,
+                                                      const ValidationOptions& validation);
 // Returns the side in pixels that a store's pictures were brought to; nothing if --data is no store. Throws
 // Error for a store that cannot be read.
 std::optional<int64_t> stored_image_size(const DataOptions& options);

@@ -1,6 +1,5 @@
 // The feature stores of a run and what its options choose from them; the samples of a pass over any data.
 #pragma once
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>

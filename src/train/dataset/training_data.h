@@ -8,9 +8,9 @@
 
 #include "data/loader/batches.h"
 #include "models/autoencoders/autoencoder.h"
+#include "models/model.h"
 #include "models/model_record.h"
-#include "train/dataset/store_data.h"
-#include "train/setup.h"
+#include "train/dataset/data_description.h"
 
 namespace kiln {
 
@@ -43,22 +43,21 @@ void fill_null_text(const TextStore& store, const Denoiser& denoiser, bool has_w
 // Returns what readers of a run's weights must know of its captions' encoder.
 ModelRecord::TextInfo text_info(const TextStore& store);
 
-// Throws Error if a text store has captions of other samples than the part of the store that it lies beside.
-void check_text_samples(const std::vector<std::string>& text_folders, const FeatureStore& store);
+// Opens data as they were described and loads their encoders. Throws Error for an autoencoder or captions
+// that are not those of a store.
+TrainingData open_training_data(DataDescription described, const TrainOptions& options, at::Device device,
+                                at::ScalarType compute_dtype);
 
-// Images that are encoded on the device when a batch of them is asked for.
-struct EncodedImages {
-  std::string identity;                           // names the images and their encoders
-  std::function<std::string()> earlier_identity;  // as above
-  BatchMaker batches;
+// The samples to validate on.
+struct ValidationData {
+  std::vector<int64_t> samples_of_lane{};  // one lane for each shape
+  std::string identity{};                  // names the samples' content
+  BatchMaker batches{};
+  Pictures pictures{};  // those that are encoded and are none of --data; null if there are none
 };
-// `text` holds their captions, or is null. `split` matters if --validation-share divides the images.
-EncodedImages encode_images(const TrainOptions& options, const Pictures& pictures,
-                            const std::shared_ptr<const Autoencoder>& autoencoder,
-                            const std::shared_ptr<const EncodedText>& text, at::Device device, Split split);
 
-// Describes the data of the options, opens them and loads their encoders. Throws Error as describe() does,
-// and for an autoencoder or captions that are not those of a store.
-TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype);
+// Opens the samples to validate on beside those that are trained on, `data`, with its encoders. Throws Error
+// as describe_held_out() does, and for a store of another autoencoder or text encoder than those of `data`.
+ValidationData open_validation_data(const TrainOptions& options, const TrainingData& data, at::Device device);
 
 }  // namespace kiln

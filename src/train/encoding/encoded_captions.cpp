@@ -6,17 +6,10 @@
 
 namespace kiln {
 
-TextExtractOptions text_options_of(const DataOptions& options) {
-  const CaptionEncodingOptions& captions = options.captions;
-  return {.encoder = options.text_encoder,
-          .dtype = captions.dtype,
-          .max_tokens = captions.max_tokens,
-          .batch = captions.batch,
-          .memory = captions.memory,
-          .captions = {.sources = captions.sources,
-                       .prefix = captions.prefix,
-                       .suffix = captions.suffix,
-                       .instruction = captions.instruction}};
+CaptionEncodingOptions text_options_of(const DataOptions& options) {
+  CaptionEncodingOptions text = options.captions;
+  text.encoder = options.text_encoder;
+  return text;
 }
 
 int64_t captions_at_once(const TrainOptions& options) {
@@ -27,7 +20,7 @@ int64_t captions_at_once(const TrainOptions& options) {
 std::shared_ptr<const EncodedText> open_captions(const DataOptions& options, const ImageDataset& images,
                                                  const std::string& model, const ConditioningShape& told,
                                                  at::ScalarType compute_dtype) {
-  const TextExtractOptions text = text_options_of(options);
+  const CaptionEncodingOptions text = text_options_of(options);
   if (text.encoder.empty())
     fail("train",
          "{} takes captions, and --data {} are pictures: give --text-encoder DIR, which encodes their "
@@ -35,7 +28,7 @@ std::shared_ptr<const EncodedText> open_captions(const DataOptions& options, con
          model, options.path);
   const auto encoder =
       std::make_shared<const CaptionEncoder>(text.encoder, text.max_tokens, at::kMeta, compute_dtype,
-                                             EncoderRoom(), EncoderUse::kOutline, text.captions.instruction);
+                                             EncoderRoom(), EncoderUse::kOutline, text.instruction);
   if (told.pads_text && !encoder->shape().users_see_padding)
     fail("train",
          "{} attends to padding, but the captions of {} ({}) have none: give a folder of CLIP with "
@@ -48,11 +41,11 @@ std::shared_ptr<const EncodedText> open_captions(const DataOptions& options, con
 std::shared_ptr<const EncodedText> load_captions(const EncodedText& captions, int64_t at_once,
                                                  at::Device device, at::ScalarType compute_dtype,
                                                  EncoderUse use) {
-  const TextExtractOptions& text = captions.options();
+  const CaptionEncodingOptions& text = captions.options();
   const EncoderRoom room =
       use == EncoderUse::kEncode ? encoder_room(text, device, /*otherwise=*/{}) : EncoderRoom();
-  const auto encoder = std::make_shared<const CaptionEncoder>(
-      text.encoder, text.max_tokens, device, compute_dtype, room, use, text.captions.instruction);
+  const auto encoder = std::make_shared<const CaptionEncoder>(text.encoder, text.max_tokens, device,
+                                                              compute_dtype, room, use, text.instruction);
   return std::make_shared<const EncodedText>(
       captions, encoder, encoder->batch_within_room(text.batch, at_once), choice_name(compute_dtype));
 }

@@ -12,8 +12,8 @@
 
 namespace kiln {
 
-// Returns the options of captions in the form that kiln extract uses.
-TextExtractOptions text_options_of(const DataOptions& options);
+// Returns the options of captions with their encoder, --text-encoder.
+CaptionEncodingOptions text_options_of(const DataOptions& options);
 // Returns how many captions are encoded at once: --text-batch, else as many as images.
 int64_t captions_at_once(const TrainOptions& options);
 

@@ -1,7 +1,6 @@
 // The stages of a run: which are done, which one is under way, what lies ahead. A run without [[stage]]s has
 // one stage.
 #pragma once
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

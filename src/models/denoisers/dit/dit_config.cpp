@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/json_fields.h"
 #include "models/denoisers/dit/dit.h"
 
 namespace kiln {
@@ -58,39 +59,22 @@ const std::map<std::string, nlohmann::json>& dit_presets() {
 DitConfig parse_dit_config(const nlohmann::json& config) {
   const JsonConfig reader("dit", config);
   DitConfig c;
-  c.input_size = reader.get("input_size", c.input_size);
-  c.patch_size = reader.get("patch_size", c.patch_size);
-  c.in_channels = reader.get("in_channels", c.in_channels);
-  c.hidden_size = reader.get("hidden_size", c.hidden_size);
-  c.depth = reader.get("depth", c.depth);
-  c.num_heads = reader.get("num_heads", c.num_heads);
-  c.mlp_ratio = reader.get("mlp_ratio", c.mlp_ratio);
-  c.num_classes = reader.get("num_classes", c.num_classes);
-  c.class_dropout_prob = reader.get("class_dropout_prob", c.class_dropout_prob);
-  c.learn_sigma = reader.get("learn_sigma", c.learn_sigma);
+  KILN_GET_FIELDS(reader, c, input_size, patch_size, in_channels, hidden_size, depth, num_heads, mlp_ratio,
+                  num_classes, class_dropout_prob, learn_sigma);
   reader.refuse_unknown();
   validate(c);
   return c;
 }
 
 nlohmann::json to_json(const DitConfig& c) {
-  return {{"input_size", c.input_size},
-          {"patch_size", c.patch_size},
-          {"in_channels", c.in_channels},
-          {"hidden_size", c.hidden_size},
-          {"depth", c.depth},
-          {"num_heads", c.num_heads},
-          {"mlp_ratio", c.mlp_ratio},
-          {"num_classes", c.num_classes},
-          {"learn_sigma", c.learn_sigma},
-          {"class_dropout_prob", c.class_dropout_prob}};
+  nlohmann::json config;
+  KILN_WRITE_FIELDS(config, c, input_size, patch_size, in_channels, hidden_size, depth, num_heads, mlp_ratio,
+                    num_classes, learn_sigma, class_dropout_prob);
+  return config;
 }
 
 nlohmann::json complete_dit_config(const nlohmann::json& config, const WeightShapes& shapes) {
-  const auto dimension = [&](const char* key, size_t dim) -> int64_t {
-    const auto found = shapes.find(key);
-    return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
-  };
+  const auto dimension = [&](const char* key, size_t dim) { return dimension_of(shapes, key, dim); };
   nlohmann::json completed = config;
   const int64_t in_channels = dimension("x_embedder.proj.weight", 1);  // (D, C, p, p)
   if (!config.contains("in_channels") && in_channels > 0) completed["in_channels"] = in_channels;

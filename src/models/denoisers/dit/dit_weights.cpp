@@ -29,12 +29,6 @@ constexpr int64_t kXlHiddenSize = 1152;  // XL has 16 heads of 72
 constexpr int64_t kXlNumHeads = 16;
 constexpr int64_t kDefaultInputSize = 32;  // 256 x 256 pixels
 
-const std::vector<int64_t>* find_shape(const WeightShapes& shapes, const std::string& key,
-                                       std::size_t num_dims) {
-  const auto found = shapes.find(key);
-  return found != shapes.end() && found->second.size() == num_dims ? &found->second : nullptr;
-}
-
 int64_t num_heads_of(int64_t hidden_size, const DitHints& hints) {
   if (hints.num_heads) return *hints.num_heads;
   if (hidden_size == kXlHiddenSize) return kXlNumHeads;

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/json_fields.h"
 #include "models/denoisers/pixart/pixart.h"
 
 namespace kiln {
@@ -92,25 +93,12 @@ void validate(const PixartConfig& c) {
                     std::to_string(layer));
 }
 
-class PixartShapes {
- public:
-  explicit PixartShapes(const WeightShapes& shapes) : shapes_(shapes) {}
-  bool has(const std::string& key) const { return shapes_.contains(key); }
-  int64_t dimension(const std::string& key, size_t dim) const {  // 0 if there is none
-    const auto found = shapes_.find(key);
-    return found != shapes_.end() && dim < found->second.size() ? found->second[dim] : 0;
-  }
-
- private:
-  const WeightShapes& shapes_;
-};
-
 // Returns the config of compression: the blocks that have a strided convolution, and its stride.
-json compression_of(const PixartShapes& shapes, int64_t depth) {
+json compression_of(const WeightShapes& shapes, int64_t depth) {
   json layers = json::array();
   int64_t factor = 1;
   for (int64_t i = 0; i < depth; ++i) {
-    const int64_t kernel = shapes.dimension(fmt::format("blocks.{}.attn.sr.weight", i), 2);
+    const int64_t kernel = dimension_of(shapes, fmt::format("blocks.{}.attn.sr.weight", i), 2);
     if (kernel == 0) continue;
     layers.push_back(i);
     factor = kernel;
@@ -149,20 +137,9 @@ PixartConfig parse_pixart_config(const json& config) {
   const JsonConfig reader("pixart", config);
   PixartConfig c;
   c.multi_scale = reader.choice("variant", "PixArtMS", {"PixArtMS", "PixArt"}) == "PixArtMS";
-  c.input_size = reader.get("input_size", c.input_size);
-  c.patch_size = reader.get("patch_size", c.patch_size);
-  c.in_channels = reader.get("in_channels", c.in_channels);
-  c.hidden_size = reader.get("hidden_size", c.hidden_size);
-  c.depth = reader.get("depth", c.depth);
-  c.num_heads = reader.get("num_heads", c.num_heads);
-  c.mlp_ratio = reader.get("mlp_ratio", c.mlp_ratio);
-  c.pred_sigma = reader.get("pred_sigma", c.pred_sigma);
-  c.caption_channels = reader.get("caption_channels", c.caption_channels);
-  c.pe_interpolation = reader.get("pe_interpolation", c.pe_interpolation);
-  c.model_max_length = reader.get("model_max_length", c.model_max_length);
-  c.class_dropout_prob = reader.get("class_dropout_prob", c.class_dropout_prob);
-  c.micro_condition = reader.get("micro_condition", c.micro_condition);
-  c.qk_norm = reader.get("qk_norm", c.qk_norm);
+  KILN_GET_FIELDS(reader, c, input_size, patch_size, in_channels, hidden_size, depth, num_heads, mlp_ratio,
+                  pred_sigma, caption_channels, pe_interpolation, model_max_length, class_dropout_prob,
+                  micro_condition, qk_norm);
   read_compression(reader.object("kv_compress_config"), c);
   reader.refuse_unknown();
   validate(c);
@@ -172,21 +149,10 @@ PixartConfig parse_pixart_config(const json& config) {
 }
 
 json to_json(const PixartConfig& c) {
-  json config = {{"variant", c.multi_scale ? "PixArtMS" : "PixArt"},
-                 {"input_size", c.input_size},
-                 {"patch_size", c.patch_size},
-                 {"in_channels", c.in_channels},
-                 {"hidden_size", c.hidden_size},
-                 {"depth", c.depth},
-                 {"num_heads", c.num_heads},
-                 {"mlp_ratio", c.mlp_ratio},
-                 {"pred_sigma", c.pred_sigma},
-                 {"caption_channels", c.caption_channels},
-                 {"pe_interpolation", c.pe_interpolation},
-                 {"model_max_length", c.model_max_length},
-                 {"class_dropout_prob", c.class_dropout_prob},
-                 {"micro_condition", c.micro_condition},
-                 {"qk_norm", c.qk_norm}};
+  json config = {{"variant", c.multi_scale ? "PixArtMS" : "PixArt"}};
+  KILN_WRITE_FIELDS(config, c, input_size, patch_size, in_channels, hidden_size, depth, num_heads, mlp_ratio,
+                    pred_sigma, caption_channels, pe_interpolation, model_max_length, class_dropout_prob,
+                    micro_condition, qk_norm);
   for (const NamedSampling& known : kSamplings)
     if (c.kv_sampling == known.sampling)
       config["kv_compress_config"] = {
@@ -194,39 +160,38 @@ json to_json(const PixartConfig& c) {
   return config;
 }
 
-json complete_pixart_config(const json& config, const WeightShapes& weights) {
-  const PixartShapes shapes(weights);
+json complete_pixart_config(const json& config, const WeightShapes& shapes) {
+  const auto dimension = [&](const char* key, size_t dim) { return dimension_of(shapes, key, dim); };
   json completed = config;
   const auto tell = [&](const char* key, const json& value) {
     if (!config.contains(key)) completed[key] = value;
   };
-  const int64_t width = shapes.dimension("x_embedder.proj.weight", 0);  // (D, C, p, p)
+  const int64_t width = dimension("x_embedder.proj.weight", 0);  // (D, C, p, p)
   if (width == 0) return completed;
-  const int64_t channels = shapes.dimension("x_embedder.proj.weight", 1),
-                patch = shapes.dimension("x_embedder.proj.weight", 2);
+  const int64_t channels = dimension("x_embedder.proj.weight", 1),
+                patch = dimension("x_embedder.proj.weight", 2);
   int64_t depth = 0;
-  while (shapes.has(fmt::format("blocks.{}.scale_shift_table", depth))) ++depth;
+  while (shapes.contains(fmt::format("blocks.{}.scale_shift_table", depth))) ++depth;
   tell("hidden_size", width);
   tell("in_channels", channels);
   tell("patch_size", patch);
   tell("depth", depth);
   tell("num_heads", num_heads_of(width));
   double mlp_ratio =
-      static_cast<double>(shapes.dimension("blocks.0.mlp.fc1.weight", 0)) / static_cast<double>(width);
+      static_cast<double>(dimension("blocks.0.mlp.fc1.weight", 0)) / static_cast<double>(width);
   // The quotient may be rounded down, and mlp_size() would then be a row short.
-  if (static_cast<double>(width) * mlp_ratio <
-      static_cast<double>(shapes.dimension("blocks.0.mlp.fc1.weight", 0)))
+  if (static_cast<double>(width) * mlp_ratio < static_cast<double>(dimension("blocks.0.mlp.fc1.weight", 0)))
     mlp_ratio = std::nextafter(mlp_ratio, 1e9);
   tell("mlp_ratio", mlp_ratio);
-  tell("pred_sigma", shapes.dimension("final_layer.linear.weight", 0) == 2 * patch * patch * channels);
-  tell("caption_channels", shapes.dimension("y_embedder.y_proj.fc1.weight", 1));
-  if (shapes.has("y_embedder.y_embedding"))
-    tell("model_max_length", shapes.dimension("y_embedder.y_embedding", 0));
-  tell("micro_condition", shapes.has("csize_embedder.mlp.0.weight"));
-  tell("qk_norm", shapes.has("blocks.0.attn.q_norm.weight"));
+  tell("pred_sigma", dimension("final_layer.linear.weight", 0) == 2 * patch * patch * channels);
+  tell("caption_channels", dimension("y_embedder.y_proj.fc1.weight", 1));
+  if (shapes.contains("y_embedder.y_embedding"))
+    tell("model_max_length", dimension("y_embedder.y_embedding", 0));
+  tell("micro_condition", shapes.contains("csize_embedder.mlp.0.weight"));
+  tell("qk_norm", shapes.contains("blocks.0.attn.q_norm.weight"));
   const json compression = compression_of(shapes, depth);
   if (!compression.at("kv_compress_layer").empty()) tell("kv_compress_config", compression);
-  const int64_t tokens = shapes.dimension("pos_embed", 1);
+  const int64_t tokens = dimension("pos_embed", 1);
   const auto grid = static_cast<int64_t>(std::llround(std::sqrt(static_cast<double>(tokens))));
   if (tokens > 0 && grid * grid == tokens) tell("input_size", grid * patch);
   return completed;

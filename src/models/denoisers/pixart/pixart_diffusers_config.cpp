@@ -121,10 +121,7 @@ json pixart_diffusers_config(const PixartConfig& c) {
 }
 
 json complete_pixart_diffusers_config(const json& config, const WeightShapes& shapes) {
-  const auto dimension = [&](const char* key, size_t dim) -> int64_t {
-    const auto found = shapes.find(key);
-    return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
-  };
+  const auto dimension = [&](const char* key, size_t dim) { return dimension_of(shapes, key, dim); };
   json completed = config;
   const int64_t width = dimension("pos_embed.proj.weight", 0),
                 patch = dimension("pos_embed.proj.weight", 2);  // (D, C, p, p)

@@ -1,9 +1,8 @@
-#include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/json_fields.h"
 #include "core/text/json_text.h"
 #include "models/denoisers/sana/sana.h"
 
@@ -115,15 +114,12 @@ SanaConfig parse_sana_config(const json& config) {
   c.num_cross_attention_heads = reader.positive("num_cross_attention_heads", c.num_cross_attention_heads);
   c.cross_attention_head_dim = reader.positive("cross_attention_head_dim", c.cross_attention_head_dim);
   c.caption_channels = reader.positive("caption_channels", c.caption_channels);
-  c.mlp_ratio = reader.get("mlp_ratio", c.mlp_ratio);
-  c.attention_bias = reader.get("attention_bias", c.attention_bias);
+  KILN_GET_FIELDS(reader, c, mlp_ratio, attention_bias);
   c.qk_norm = reader.choice("qk_norm", "", {"", kQkNorm}) == kQkNorm;
   c.norm_eps = reader.get("norm_eps", c.norm_eps);
   if (reader.has("interpolation_scale"))
     c.interpolation_scale = reader.require<double>("interpolation_scale");
-  c.guidance_embeds = reader.get("guidance_embeds", c.guidance_embeds);
-  c.guidance_embeds_scale = reader.get("guidance_embeds_scale", c.guidance_embeds_scale);
-  c.timestep_scale = reader.get("timestep_scale", c.timestep_scale);
+  KILN_GET_FIELDS(reader, c, guidance_embeds, guidance_embeds_scale, timestep_scale);
   const int64_t cross_input = reader.get<int64_t>("cross_attention_dim", c.width());
   reader.refuse_unknown();
   validate(c);
@@ -134,25 +130,11 @@ SanaConfig parse_sana_config(const json& config) {
 }
 
 json to_json(const SanaConfig& c) {
-  json config = {{"sample_size", c.sample_size},
-                 {"patch_size", c.patch_size},
-                 {"in_channels", c.in_channels},
-                 {"out_channels", c.out_channels},
-                 {"num_attention_heads", c.num_attention_heads},
-                 {"attention_head_dim", c.attention_head_dim},
-                 {"num_layers", c.num_layers},
-                 {"num_cross_attention_heads", c.num_cross_attention_heads},
-                 {"cross_attention_head_dim", c.cross_attention_head_dim},
-                 {"cross_attention_dim", c.width()},
-                 {"caption_channels", c.caption_channels},
-                 {"mlp_ratio", c.mlp_ratio},
-                 {"attention_bias", c.attention_bias},
-                 {"norm_eps", c.norm_eps},
-                 {"norm_elementwise_affine", false},
-                 {"dropout", 0.0},
-                 {"guidance_embeds", c.guidance_embeds},
-                 {"guidance_embeds_scale", c.guidance_embeds_scale},
-                 {"timestep_scale", c.timestep_scale}};
+  json config = {{"cross_attention_dim", c.width()}, {"norm_elementwise_affine", false}, {"dropout", 0.0}};
+  KILN_WRITE_FIELDS(config, c, sample_size, patch_size, in_channels, out_channels, num_attention_heads,
+                    attention_head_dim, num_layers, num_cross_attention_heads, cross_attention_head_dim,
+                    caption_channels, mlp_ratio, attention_bias, norm_eps, guidance_embeds,
+                    guidance_embeds_scale, timestep_scale);
   config["qk_norm"] = c.qk_norm ? json(kQkNorm) : json(nullptr);
   config["interpolation_scale"] = c.interpolation_scale ? json(*c.interpolation_scale) : json(nullptr);
   return config;
@@ -161,10 +143,7 @@ json to_json(const SanaConfig& c) {
 json complete_sana_config(const json& config, const WeightShapes& shapes) {
   const SanaShapeKeys& keys =
       shapes.contains("x_embedder.proj.weight") ? kNativeShapeKeys : kDiffusersShapeKeys;
-  const auto dimension = [&](const std::string& key, size_t dim) -> int64_t {
-    const auto found = shapes.find(key);
-    return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
-  };
+  const auto dimension = [&](const std::string& key, size_t dim) { return dimension_of(shapes, key, dim); };
   json completed = config;
   const int64_t width = dimension(keys.patch, 0), patch = dimension(keys.patch, 2);  // (D, C, p, p)
   if (width == 0 || patch == 0) return completed;

@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/json_fields.h"
 #include "core/text/json_text.h"
 #include "models/denoisers/unet/unet_config.h"
 
@@ -140,12 +141,8 @@ UnetConfig parse_unet_config(const json& config) {
   c.num_heads = per_level(reader, "attention_head_dim", levels, 8);
   c.cross_attention_dim = reader.positive("cross_attention_dim", c.cross_attention_dim);
   c.norm_num_groups = reader.positive("norm_num_groups", c.norm_num_groups);
-  c.norm_eps = reader.get("norm_eps", c.norm_eps);
-  c.use_linear_projection = reader.get("use_linear_projection", c.use_linear_projection);
-  c.upcast_attention = reader.get("upcast_attention", c.upcast_attention);
-  c.flip_sin_to_cos = reader.get("flip_sin_to_cos", c.flip_sin_to_cos);
-  c.freq_shift = reader.get("freq_shift", c.freq_shift);
-  c.time_embedding_dim = reader.get("time_embedding_dim", c.time_embedding_dim);
+  KILN_GET_FIELDS(reader, c, norm_eps, use_linear_projection, upcast_attention, flip_sin_to_cos, freq_shift,
+                  time_embedding_dim);
   refuse_variants(reader);
   reader.refuse_unknown();
   validate(c);
@@ -153,22 +150,12 @@ UnetConfig parse_unet_config(const json& config) {
 }
 
 json to_json(const UnetConfig& c) {
-  json config = {{"sample_size", c.sample_size},
-                 {"in_channels", c.in_channels},
-                 {"out_channels", c.out_channels},
-                 {"block_out_channels", c.block_out_channels},
-                 {"down_block_types", block_types(c.down_attention, "CrossAttnDownBlock2D", "DownBlock2D")},
+  json config = {{"down_block_types", block_types(c.down_attention, "CrossAttnDownBlock2D", "DownBlock2D")},
                  {"up_block_types", block_types(c.up_attention, "CrossAttnUpBlock2D", "UpBlock2D")},
-                 {"layers_per_block", c.layers_per_block},
-                 {"transformer_layers_per_block", c.transformer_layers_per_block},
-                 {"attention_head_dim", c.num_heads},
-                 {"cross_attention_dim", c.cross_attention_dim},
-                 {"norm_num_groups", c.norm_num_groups},
-                 {"norm_eps", c.norm_eps},
-                 {"use_linear_projection", c.use_linear_projection},
-                 {"upcast_attention", c.upcast_attention},
-                 {"flip_sin_to_cos", c.flip_sin_to_cos},
-                 {"freq_shift", c.freq_shift}};
+                 {"attention_head_dim", c.num_heads}};
+  KILN_WRITE_FIELDS(config, c, sample_size, in_channels, out_channels, block_out_channels, layers_per_block,
+                    transformer_layers_per_block, cross_attention_dim, norm_num_groups, norm_eps,
+                    use_linear_projection, upcast_attention, flip_sin_to_cos, freq_shift);
   if (c.time_embedding_dim > 0) config["time_embedding_dim"] = c.time_embedding_dim;
   // diffusers' own files have one number where all levels agree.
   for (const char* key : {"layers_per_block", "transformer_layers_per_block", "attention_head_dim"}) {

@@ -95,12 +95,6 @@ std::string original_part(const UnetConfig& config, const std::string& key) {
   return "";
 }
 
-const std::vector<int64_t>* shape_of_dims(const WeightShapes& shapes, const std::string& key,
-                                          size_t num_dims) {
-  const auto found = shapes.find(key);
-  return found != shapes.end() && found->second.size() == num_dims ? &found->second : nullptr;
-}
-
 int64_t count_numbered(const WeightShapes& shapes, const std::string& before, const std::string& after) {
   int64_t number = 0;
   while (shapes.contains(fmt::format("{}{}{}", before, number, after))) ++number;
@@ -113,7 +107,7 @@ json unet_levels(const WeightShapes& shapes, int64_t num_levels) {
   std::vector<std::string> down, up;
   for (int64_t level = 0; level < num_levels; ++level) {
     const std::string block = fmt::format("down_blocks.{}.", level);
-    const auto* conv = shape_of_dims(shapes, block + "resnets.0.conv1.weight", 4);
+    const auto* conv = find_shape(shapes, block + "resnets.0.conv1.weight", 4);
     if (conv == nullptr) fail("unet", "{}resnets.0.conv1.weight is not a convolution's weight", block);
     widths.push_back((*conv)[0]);
     layers.push_back(count_numbered(shapes, block + "resnets.", ".conv1.weight"));
@@ -135,9 +129,9 @@ json unet_levels(const WeightShapes& shapes, int64_t num_levels) {
 // Recognises a single-file checkpoint. The width of the captions tells which published model it is.
 std::optional<RecognisedModel> recognise_original_unet(const WeightShapes& shapes) {
   const std::string prefix(kOriginalPrefix);
-  const auto* first = shape_of_dims(shapes, prefix + "input_blocks.0.0.weight", 4);
+  const auto* first = find_shape(shapes, prefix + "input_blocks.0.0.weight", 4);
   const auto* text =
-      shape_of_dims(shapes, prefix + "middle_block.1.transformer_blocks.0.attn2.to_k.weight", 2);
+      find_shape(shapes, prefix + "middle_block.1.transformer_blocks.0.attn2.to_k.weight", 2);
   if (first == nullptr || text == nullptr) return std::nullopt;
   json config = unet_presets().at((*text)[1] == kSd1TextWidth ? "sd15" : "sd21-v");
   config["in_channels"] = (*first)[1];
