@@ -1,4 +1,4 @@
-// All subcommands. Each function adds one to the app, with a callback that runs it.
+// The program and all its subcommands. Each function adds one to the app, with a callback that runs it.
 #pragma once
 #include <fmt/format.h>
 
@@ -31,6 +31,9 @@ inline constexpr AddCommand kCommands[] = {
     add_evaluate_command,   add_download_command, add_report_command,     add_models_command,
     add_completion_command, add_man_command,      add_check_data_command, add_doctor_command,
 };
+
+// Makes an empty app the program: its name, its version and all its commands.
+void make_program(CLI::App& app);
 
 // Refuses a sign in front of an unsigned number: CLI11 reads -1 as 2^64 - 1.
 inline CLI::Validator not_negative() {

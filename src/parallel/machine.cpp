@@ -168,8 +168,12 @@ int64_t peak_device_bytes(at::Device device) { return device.is_cuda() ? request
 
 double measure_peak_flops(at::Device device, at::ScalarType dtype) {
   if (device.is_cpu()) dtype = cpu_product_dtype(dtype);
-  const int64_t size = device.is_cuda() ? 8192 : 2048;
-  const double seconds = seconds_of_product(size, at::TensorOptions().device(device).dtype(dtype));
+  const auto options = at::TensorOptions().device(device).dtype(dtype);
+  // Few processors reach their peak in products that would be too small for many.
+  constexpr double kLongEnough = 10e-3;
+  int64_t size = device.is_cuda() ? 8192 : 1024;
+  double seconds = seconds_of_product(size, options);
+  if (device.is_cpu() && seconds < kLongEnough) seconds = seconds_of_product(size = 2048, options);
   if (device.is_cuda()) at::accelerator::emptyCache();
   const double n = static_cast<double>(size);
   return 2 * n * n * n / seconds;

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <span>
 
 #include "core/aten.h"
@@ -78,9 +79,10 @@ Prompts encode_prompts(const CaptionEncoder& encoder, const ModelRecord::TextInf
   const auto decorated = [&](const std::string& text) {
     return text.empty() ? text : trained.prefix + text + trained.suffix;
   };
-  std::vector<std::string> asked;
-  asked.reserve(texts.size());
-  for (const std::string& text : texts) asked.push_back(decorated(text));
+  std::vector<std::string> asked;  // each text once
+  std::map<std::string, size_t> places;
+  for (const std::string& text : texts)
+    if (places.emplace(text, asked.size()).second) asked.push_back(decorated(text));
   const int64_t batch = encoder.batch_within_room(0, kPromptsAtOnce);
   if (encoder.is_streamed()) fmt::print(stderr, "{}\n", encoder.streaming_text(batch));
   const bool needs_null = !negative.empty() || !shape.has_null_text;
@@ -88,11 +90,10 @@ Prompts encode_prompts(const CaptionEncoder& encoder, const ModelRecord::TextInf
       asked, batch, at::kFloat, needs_null ? std::optional(decorated(negative)) : std::nullopt);
   const at::ScalarType dtype = to_scalar_type(trained.dtype);
   Prompts prompts{.texts = std::move(texts), .encoder_fingerprint = encoder.encoder_fingerprint()};
-  if (needs_null) {
-    prompts.null = joined_rows({encoded.rows.back()}, dtype);
-    encoded.rows.pop_back();
-  }
-  prompts.rows = joined_rows(encoded.rows, dtype);
+  if (needs_null) prompts.null = joined_rows({encoded.rows.back()}, dtype);
+  std::vector<at::Tensor> rows;
+  for (const std::string& text : prompts.texts) rows.push_back(encoded.rows[places.at(text)]);
+  prompts.rows = joined_rows(rows, dtype);
   if (encoded.num_truncated > 0)
     fmt::print(stderr, "warning: {} of {} prompts have more than {} tokens and are cut\n",
                encoded.num_truncated, asked.size() + 1, encoder.max_tokens());

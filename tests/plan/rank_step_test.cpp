@@ -118,6 +118,30 @@ TEST(RankStep, TracesAnewWhereATraceDoesNotTell) {
   EXPECT_THROW(RankStep(divided, {.gpus = 1}).trace(divided), std::logic_error);
 }
 
+TEST(RankStep, RanksThatDivideNothingDifferInTheirNumberAlone) {
+  const PlanOptions options =
+      test::plan_options("A100-80G", 1, settings("model=DiT-S/8 depth=2 global-batch=8 micro-batch=4"));
+  const StepTrace alone = trace_step(options.train, describe(options.train).shape, DryRunDevice::kCuda);
+  const MachineProfile machine = planned_machine(options);
+  StepTrace changed = trace_of_rank(alone, {.gpus = 2});
+  for (const Sharding& sharding : {Sharding{.gpus = 4}, Sharding{.gpus = 16, .ranks_per_node = 8}}) {
+    ASSERT_TRUE(change_num_ranks(changed, sharding));
+    const StepTrace expected = trace_of_rank(alone, sharding);
+    EXPECT_EQ(changed.options.global_batch, expected.options.global_batch);
+    ASSERT_EQ(changed.spans.size(), expected.spans.size());
+    for (size_t i = 0; i < expected.spans.size(); ++i) {
+      const auto &events = changed.spans[i].collectives, &wanted = expected.spans[i].collectives;
+      ASSERT_EQ(events.size(), wanted.size());
+      for (size_t k = 0; k < wanted.size(); ++k)
+        EXPECT_EQ(std::tie(events[k].start.num_ranks, events[k].start.on_one_machine, events[k].start.bytes),
+                  std::tie(wanted[k].start.num_ranks, wanted[k].start.on_one_machine, wanted[k].start.bytes));
+    }
+    EXPECT_EQ(time_step(changed, machine, sharding).seconds, time_step(expected, machine, sharding).seconds);
+  }
+  EXPECT_FALSE(change_num_ranks(changed, {.gpus = 1}));
+  EXPECT_FALSE(change_num_ranks(changed, {.gpus = 16, .zero_stage = 1}));
+}
+
 // A trace of other ranks at the same stage gives the same time: scaling tables are made from one.
 TEST_P(ComposedRank, TakesAsLongFromATraceOfOtherRanks) {
   PlanOptions others = options();

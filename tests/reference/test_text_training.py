@@ -253,6 +253,8 @@ def test_a_prompt_and_seed_give_one_picture(tmp_path, runs, family):
     assert sorted(pictures(tmp_path / "both"))[:4] == [f"00000{i}-{'a_green_apple' if i % 2 else 'red'}.png" for i in range(4)]
     for one, other in zip(both, alone):
         assert np.abs(one.astype(int) - other).max() <= 1
+    twice = draw("twice", *(2 * ["--prompt", "red", "--prompt", "a green apple"]), *few)
+    assert all((one == other).all() for one, other in zip(both, twice, strict=True))  # each is encoded once
     # A model of five steps hardly heeds its prompts: the guidance is strong enough to show them.
     strong = ["--prompt", "red", "--num-images", 1, "--cfg-scale", 300, "--num-sampling-steps", 8]
     assert (draw("strong", *strong)[0] != draw("negative", *strong, "--negative-prompt", "two birds")[0]).any()

@@ -228,4 +228,24 @@ StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding, bool h
   return composed;
 }
 
+bool change_num_ranks(StepTrace& trace, const Sharding& sharding) {
+  const Sharding same{.gpus = trace.world_size,
+                      .zero_stage = 0,
+                      .offload = sharding.offload,
+                      .ranks_per_node = trace.ranks_per_node};
+  if (trace.world_size == 1 || sharding.gpus == 1 || sharding.zero_stage > 0 || !is_of(trace, same))
+    return false;
+  trace.options = options_of_rank(trace, sharding);
+  trace.world_size = sharding.gpus;
+  trace.ranks_per_node = sharding.ranks_per_node;
+  const Ranks ranks = dry_group(sharding.gpus, sharding.ranks_per_node)->ranks();
+  for (Span& span : trace.spans)
+    for (CollectiveEvent& event : span.collectives) {
+      if (!event.begins) continue;
+      event.start.num_ranks = ranks.world_size;
+      event.start.on_one_machine = ranks.local_world_size == ranks.world_size;
+    }
+  return true;
+}
+
 }  // namespace kiln

@@ -55,4 +55,9 @@ class RankStep {
 // asked for its time or its peak needs no part of a checkpoint.
 StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding, bool has_checkpoint_part = true);
 
+// Makes the trace of a rank that keeps the whole state and has others one among another number of ranks: only
+// who takes part in its collectives changes. Returns false and changes nothing where `sharding` asks for
+// more.
+bool change_num_ranks(StepTrace& trace, const Sharding& sharding);
+
 }  // namespace kiln

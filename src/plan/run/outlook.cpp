@@ -30,12 +30,14 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
   for (int64_t gpus = 1; gpus <= most; gpus *= 2) counts.insert(gpus);
   const double images = static_cast<double>(plan.steps * plan.options.train.global_batch);
   std::vector<ScalingPoint> points;
+  StepTrace other;  // of the last number of GPUs that is not the plan's
   for (int64_t gpus : counts) {
     Sharding sharding = sharding_of(plan.options.train, gpus, machine);
     if (gpus == 1 && sharding.offload.params == Placement::kDevice) sharding.zero_stage = 0;
-    const StepTime time = time_step(
-        is_of(trace, sharding) ? trace : trace_of_rank(trace, sharding, /*has_checkpoint_part=*/false),
-        machine, sharding);
+    const bool is_own = is_of(trace, sharding);
+    if (!is_own && !change_num_ranks(other, sharding))
+      other = trace_of_rank(trace, sharding, /*has_checkpoint_part=*/false);
+    const StepTime time = time_step(is_own ? trace : other, machine, sharding);
     ScalingPoint point{.gpus = gpus, .step_s = time.seconds + plan.encoding_s};
     point.images_per_s = static_cast<double>(plan.rank_batch * gpus) / point.step_s;
     const double alone = points.empty() ? point.images_per_s : points.front().images_per_s;

@@ -181,15 +181,12 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
 StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                      int64_t world_size, int64_t ranks_per_node) {
   const MicroSteps micro = micro_steps_of(options, world_size);
-  const auto traced = [&](int64_t num_whole) {
-    TrainOptions shorter = options;
-    shorter.global_batch = (micro.images * num_whole + micro.rest) * world_size;
-    return trace_every_micro_step(shorter, data, device, world_size, ranks_per_node);
-  };
   if (micro.num_whole <= kDistinctPasses + 1)
     return trace_every_micro_step(options, data, device, world_size, ranks_per_node);
-  StepTrace trace = traced(kDistinctPasses);
-  fold_equal_passes(trace, micro.num_whole, own_peak_bytes(traced(kDistinctPasses + 1)));
+  TrainOptions shorter = options;
+  shorter.global_batch = (micro.images * kDistinctPasses + micro.rest) * world_size;
+  StepTrace trace = trace_every_micro_step(shorter, data, device, world_size, ranks_per_node);
+  fold_equal_passes(trace, micro.num_whole);
   trace.options = options;
   return trace;
 }
