@@ -125,10 +125,12 @@ std::string bound_text(const Json& bound) {
   return text;
 }
 
-void add_bound(Page& page, const Json& bound) {
+void add_bound(Page& page, const Json& bound) try {
   page.section("Bound of a step");
   page.text(summary_of(bound));
   page.table({kColumns.begin(), kColumns.end()}, cells_of(bound), "operations above 1 % of a step");
+} catch (const Json::exception& error) {
+  fail("report", "expected the bound of a step, got {}", error.what());
 }
 
 }  // namespace kiln
