@@ -1,114 +1,192 @@
-// Where the time of a training step goes on this machine's processor: every kind of operation with its
-// seconds, its share of the step and how much of the machine it uses, as a table for benchmarks/results.
+// How far a training step, or a pass of an encoder or autoencoder, is above its bound on this machine's
+// processor, and which operations take the time: a table for benchmarks/results.
 //
 //   bench_step_operations [OPTION VALUE]...   options of kiln train without dashes: model DiT-S/2
-//   global-batch 32
+//   bench_step_operations pass NAME DTYPE     t5, gemma2, kl-encode, kl-decode, dc-encode or dc-decode, with
+//                                             random weights, in bf16 or f32
 //
-// "of the peak" is of the machine's best square product in the same dtype, "of the bandwidth" of its copying
-// rate, both measured in the same run. An operation that moves and computes is held to the slower of the two.
+// The bound (docs/probe.md) is of the model's definition. "Its bound" is of an operation as it ran. The share
+// of the peak is of the best square product, as training logs it.
 #include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
-#include <map>
+#include <functional>
+#include <numeric>
 #include <string>
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/measuring.h"
+#include "core/tensors.h"
+#include "models/autoencoders/autoencoder.h"
+#include "models/forward_flops.h"
+#include "models/text/text_registry.h"
+#include "models/weights.h"
+#include "ops/op_recorder.h"
 #include "parallel/machine.h"
-#include "plan/price/machine_profile.h"
 #include "plan/price/step_timing.h"
+#include "plan/trace/ideal_step.h"
 #include "run/option_values.h"
+#include "watch/step_bound.h"
 
 namespace kiln {
 namespace {
 
-struct Row {
-  int count = 0;
-  double seconds = 0, flops = 0, bytes = 0;
-  double peak_flops = 0;     // that the peak would have made in these seconds
-  double least_seconds = 0;  // at the peak and the bandwidth
+struct Measured {
+  std::string what;  // the arguments of the program
+  at::ScalarType dtype = at::kFloat;
+  double seconds = 0;
+  std::vector<OpRecord> ops{};  // of one step or pass, timed
+  std::vector<IdealSegment> ideal{};
 };
 
-class OperationTable {
- public:
-  OperationTable(const TrainOptions& options, const MachineProfile& machine) : machine_(machine) {
-    const at::ScalarType product = options.compute.product_dtype();
-    peaks_[at::kFloat] = measure_peak_flops(at::kCPU, at::kFloat);
-    if (product != at::kFloat) peaks_[product] = measure_peak_flops(at::kCPU, product);
-    timing_ = time_steps(options, at::kCPU, {.plain = 5, .watched = 5, .least_seconds = 5});
-    for (const OpRecord& op : ops_of(timing_.spans)) {
-      Row& row = rows_[op.name + " " + dtype_text(op.dtype)];
-      ++row.count;
-      row.seconds += op.seconds;
-      row.flops += op.flops;
-      row.bytes += op.bytes;
-      row.peak_flops += peak_of(op.dtype) * op.seconds;
-      row.least_seconds += std::max(op.flops / peak_of(op.dtype), op.bytes / machine_.memory_bytes_per_s);
-    }
-  }
+void print(const Measured& measured) {
+  const double peak = measure_peak_flops(at::kCPU, measured.dtype);
+  const nlohmann::json bound =
+      bound_json(measured.ideal, measure_rates(at::kCPU, measured.dtype), measured.ops, measured.seconds);
+  const auto number = [](const nlohmann::json& from, const char* key) { return from.at(key).get<double>(); };
+  const std::chrono::year_month_day today{
+      std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now())};
+  fmt::print(
+      "## `bench_step_operations {}`\n\n{}-{:02}-{:02}, {}, {} threads. Best product: {:.0f} GFLOP/s, square "
+      "one: {:.0f} GFLOP/s. Memory: {:.1f} GB/s.\n{:.1f} ms for {:.1f} GFLOP: **{:.0f} % of the bound** "
+      "({:.1f} "
+      "ms), {:.0f} % of the peak.\n\n| operation | times | ms | its bound, ms | of its bound | of the time "
+      "|\n"
+      "|---|---|---|---|---|---|\n",
+      measured.what, static_cast<int>(today.year()), static_cast<unsigned>(today.month()),
+      static_cast<unsigned>(today.day()), machine_name(at::kCPU), at::get_num_threads(),
+      number(bound, "flops_per_s") / 1e9, peak / 1e9, number(bound, "bytes_per_s") / 1e9,
+      measured.seconds * 1e3, number(bound, "flops") / 1e9, 100 * number(bound, "share"),
+      1e3 * number(bound, "seconds"), 100 * number(bound, "flops") / measured.seconds / peak);
+  for (const nlohmann::json& row : bound.at("operations"))
+    fmt::print("| {} | {} | {:.1f} | {:.1f} | {:.0f} % | {:.1f} % |\n",
+               row.at("operation").get<std::string>(), row.at("num").get<int64_t>(),
+               1e3 * number(row, "seconds"), 1e3 * number(row, "bound_s"),
+               100 * number(row, "bound_s") / number(row, "seconds"), 100 * number(row, "share"));
+  fmt::print("\n");
+}
 
-  void print(const std::string& command) const {
-    const std::chrono::year_month_day today{
-        std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now())};
-    double in_ops = 0, flops = 0;
-    for (const auto& [name, row] : rows_) {
-      in_ops += row.seconds;
-      flops += row.flops;
-    }
-    fmt::print("## `bench_step_operations {}`\n\n{}-{:02}-{:02}, {}, {} threads. ", command,
-               static_cast<int>(today.year()), static_cast<unsigned>(today.month()),
-               static_cast<unsigned>(today.day()), machine_name(at::kCPU), at::get_num_threads());
-    for (const auto& [dtype, peak] : peaks_)
-      fmt::print("Peak in {}: {:.0f} GFLOP/s. ", dtype_text(dtype), peak / 1e9);
-    const double fastest =
-        std::ranges::max_element(peaks_, {}, [](const auto& entry) { return entry.second; })->second;
-    fmt::print(
-        "Bandwidth: {:.1f} GB/s.\nA step takes {:.1f} ms (median of 5 or more, least {:.1f} ms) for {:.1f} "
-        "GFLOP: "
-        "**{:.0f} % of the peak**. Between the operations pass {:.1f} ms.\n\n"
-        "| operation | calls | ms | of the step | GFLOP/s | of the peak | GB/s | of the bandwidth | of the "
-        "slower bound |\n"
-        "|---|---|---|---|---|---|---|---|---|\n",
-        machine_.memory_bytes_per_s / 1e9, timing_.seconds * 1e3, timing_.least_seconds * 1e3, flops / 1e9,
-        100 * flops / timing_.seconds / fastest, (timing_.least_seconds - in_ops) * 1e3);
-    std::vector<std::pair<std::string, Row>> sorted(rows_.begin(), rows_.end());
-    std::ranges::sort(sorted, std::greater{}, [](const auto& entry) { return entry.second.seconds; });
-    double shown = 0;
-    for (const auto& [name, row] : sorted) {
-      if (shown > kShown * in_ops) break;
-      shown += row.seconds;
-      print_row(name, row, in_ops);
-    }
-    fmt::print("\n");
-  }
+Measured measured_step(const TrainOptions& options, const std::string& what) {
+  const StepTiming timing = time_steps(options, at::kCPU, {.plain = 5, .watched = 5, .least_seconds = 5});
+  return {.what = what,
+          .dtype = options.compute.held_dtype(),
+          .seconds = timing.seconds,
+          .ops = ops_of(timing.spans),
+          .ideal = ideal_step(options, synthetic_shape(options))};
+}
 
- private:
-  static constexpr double kShown = 0.985;  // of the operations' time
+// Fills in the times of a pass.
+Measured timed_pass(Measured measured, const std::function<void()>& run) {
+  constexpr int kPasses = 3;
+  const auto seconds_of_run = [&] {
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  run();
+  std::vector<double> seconds;
+  for (int i = 0; i < kPasses; ++i) seconds.push_back(seconds_of_run());
+  measured.seconds = median(seconds);
+  OpRecorder recorder(/*timed=*/true);
+  run();
+  measured.ops = recorder.take();
+  return measured;
+}
 
-  double peak_of(at::ScalarType dtype) const {
-    const auto found = peaks_.find(dtype);
-    return (found == peaks_.end() ? peaks_.begin() : found)->second;
-  }
-  void print_row(const std::string& name, const Row& row, double in_ops) const {
-    const double gflops = row.flops / row.seconds / 1e9, gbytes = row.bytes / row.seconds / 1e9;
-    const std::string products =
-        row.flops > 0 ? fmt::format("{:.0f} | {:.0f} %", gflops, 100 * row.flops / row.peak_flops)
-                      : std::string("| ");
-    fmt::print("| {} | {} | {:.1f} | {:.1f} % | {} | {:.1f} | {:.0f} % | {:.0f} % |\n", name, row.count,
-               row.seconds * 1e3, 100 * row.seconds / in_ops, products, gbytes,
-               1e11 * gbytes / machine_.memory_bytes_per_s, 100 * row.least_seconds / row.seconds);
-  }
+double bytes_of(const ParameterList& parameters, const std::function<bool(const Parameter&)>& is_read) {
+  double bytes = 0;
+  for (const auto& parameter : parameters)
+    if (is_read(*parameter)) bytes += static_cast<double>(parameter->value.nbytes());
+  return bytes;
+}
 
-  const MachineProfile machine_;
-  std::map<at::ScalarType, double> peaks_;
-  StepTiming timing_;
-  std::map<std::string, Row> rows_;
-};
+// Encoding of texts of equal length. Of the table of tokens only a few rows are read.
+Measured text_pass(const PublishedTextEncoder& published, int64_t texts, int64_t tokens, Measured measured) {
+  const auto encoder = outline_text_encoder(published, measured.dtype);
+  TokenRows rows{.ids = at::empty({texts * tokens}, at::TensorOptions(at::kMeta).dtype(at::kLong))};
+  for (int64_t i = 0; i <= texts; ++i) rows.host_offsets.push_back(i * tokens);
+  const std::vector<SegmentWork> work = forward_work(*encoder, {.tokens = rows}, measured.dtype);
+  for (size_t i = 0; i < work.size(); ++i)
+    measured.ideal.push_back(
+        {.name = work[i].name,
+         .flops = work[i].flops,
+         .bytes = bytes_of(encoder->segments()[i]->parameters(),
+                           [&](const Parameter& p) { return &p != encoder->token_table().get(); })});
+  for (const auto& parameter : encoder->parameters())
+    parameter->value = at::empty_like(parameter->value, at::kCPU).normal_(0, 0.02);
+  constexpr int64_t kOrdinary = 5;  // ids below are often special
+  rows.ids = at::randint(kOrdinary, encoder->shape().vocabulary_size, {texts * tokens}, at::kLong);
+  return timed_pass(std::move(measured), [&] { encoder->encode_batch({.tokens = rows}); });
+}
+
+Measured autoencoder_pass(const nlohmann::json& config, bool encodes, int64_t batch, Measured measured) {
+  constexpr int64_t kSide = 256;
+  const auto pass = [&](const Autoencoder& autoencoder, const at::TensorOptions& options) {
+    const int64_t side = encodes ? kSide : kSide / autoencoder.downsample;
+    const at::Tensor input =
+        at::zeros({batch, encodes ? 3 : autoencoder.latent_channels, side, side}, options);
+    return encodes ? autoencoder.encode(input) : autoencoder.decode(input);
+  };
+  IdealSegment& ideal = measured.ideal.emplace_back(IdealSegment{.name = encodes ? "encoder" : "decoder"});
+  {
+    const DryRunScope dry_run(DryRunDevice::kCuda);  // whose operations are all counted
+    const auto outline = build_autoencoder(config, {.device = at::kMeta, .compute_dtype = measured.dtype});
+    OpRecorder recorder(/*timed=*/false);
+    pass(*outline, at::kMeta);
+    for (const OpRecord& op : recorder.take()) ideal.flops += op.flops;
+  }
+  const auto autoencoder = build_autoencoder(config, {.compute_dtype = measured.dtype});
+  initialize_weights(autoencoder->parameters(), /*seed=*/0);
+  autoencoder->freeze_weights();
+  ideal.bytes = bytes_of(autoencoder->parameters(),
+                         [&](const Parameter& p) { return p.key.starts_with(ideal.name + "."); });
+  return timed_pass(std::move(measured), [&] { pass(*autoencoder, at::kCPU); });
+}
+
+Measured measured_pass(const std::string& name, const std::string& dtype) {
+  const c10::InferenceMode inference;
+  Measured measured{.what = fmt::format("pass {} {}", name, dtype), .dtype = parse_compute_dtype(dtype)};
+  // The shapes of benchmarks/peers/text_encoders.py: T5 v1.1-base, and two layers of Gemma 2 2B.
+  if (name == "t5")
+    return text_pass({.name = "t5",
+                      .family = "t5_encoder",
+                      .config = {{"d_model", 768},
+                                 {"d_kv", 64},
+                                 {"d_ff", 2048},
+                                 {"num_layers", 12},
+                                 {"num_heads", 12},
+                                 {"vocab_size", 32128},
+                                 {"feed_forward_proj", "gated-gelu"}}},
+                     4, 300, std::move(measured));
+  if (name == "gemma2")
+    return text_pass({.name = "gemma2",
+                      .family = "gemma2",
+                      .config = {{"hidden_size", 2304},
+                                 {"num_hidden_layers", 2},
+                                 {"num_attention_heads", 8},
+                                 {"num_key_value_heads", 4},
+                                 {"head_dim", 256},
+                                 {"intermediate_size", 9216},
+                                 {"vocab_size", 8000}}},
+                     4, 230, std::move(measured));
+  const bool encodes = name.ends_with("-encode");
+  if (name.starts_with("kl-"))
+    return autoencoder_pass(published_autoencoder(8, 4).config, encodes, 2, std::move(measured));
+  if (name.starts_with("dc-"))
+    return autoencoder_pass(published_autoencoder(32, 32).config, encodes, 8, std::move(measured));
+  fail("step_operations", "expected t5, gemma2, kl-encode, kl-decode, dc-encode or dc-decode, got '{}'",
+       name);
+}
 
 void run(int argc, char** argv) {
+  apply({.device = at::kCPU});
+  if (argc == 4 && std::string(argv[1]) == "pass") return print(measured_pass(argv[2], argv[3]));
   TrainOptions options;
   std::string command;
   if (argc % 2 == 0)
@@ -118,8 +196,7 @@ void run(int argc, char** argv) {
     set_option(options, argv[i], number.is_number() ? number : nlohmann::json(argv[i + 1]));
     command += fmt::format("{}{} {}", i > 1 ? " " : "", argv[i], argv[i + 1]);
   }
-  apply({.device = at::kCPU});
-  OperationTable(options, estimate_cpu()).print(command);
+  print(measured_step(options, command));
 }
 
 }  // namespace

@@ -40,8 +40,19 @@ def kiln_images_per_s(run, warmup):
     return statistics.median([line["images_per_s"] for line in lines if "images_per_s" in line][warmup:])
 
 
+def bound_images_per_s(command):
+    """The rate of a step at its bound on this machine, of `kiln train` and its options but for --out."""
+    program, _, *options = [str(part) for part in command]
+    done = subprocess.run([program, "probe", *options, "--steps", "2", "--no-checkpoint", "--json"], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"kiln failed: {done.stderr.strip()[-400:]}")
+    probed = json.loads(done.stdout)
+    return probed["measured"]["images_per_s"] / probed["bound"]["share"]
+
+
 def run_kiln_training(command, warmup):
-    """Rate, share of the machine's measured peak and peak resident memory of `kiln train` and its options but for --out."""
+    """Rate, shares of the machine's measured peak and of the step's bound, and peak resident memory of `kiln train` and its options but for --out."""
+    bound = bound_images_per_s(command)
     with tempfile.TemporaryDirectory() as folder:
         command = [str(part) for part in command] + ["--out", folder + "/run"]
         done = subprocess.run(["/usr/bin/time", "-f", "%M", "-o", folder + "/usage", *command], capture_output=True, text=True)
@@ -49,21 +60,25 @@ def run_kiln_training(command, warmup):
             sys.exit(f"kiln failed: {done.stderr.strip()[-400:]}")
         lines = [json.loads(line) for line in open(f"{folder}/run/log.jsonl")]
         shares = [line["peak_share"] for line in lines if "peak_share" in line][warmup:]
-        return {"images_per_s": kiln_images_per_s(folder + "/run", warmup), "peak_share": statistics.median(shares) if shares else None,
+        rate = kiln_images_per_s(folder + "/run", warmup)
+        return {"images_per_s": rate, "peak_share": statistics.median(shares) if shares else None, "bound_share": rate / bound,
                 "peak_bytes": int(pathlib.Path(folder + "/usage").read_text().split()[-1]) * 1024}
 
 
 def speed_and_memory_table(results, reference):
-    """Lines of a table of {variant: [{images_per_s, peak_bytes and maybe peak_share}]}, with ratios to the variant `reference`."""
-    lines = [f"| program | images/s (min..max) | share of the measured peak | peak memory | speed / {reference} | memory / {reference} |",
-             "|---|---|---|---|---|---|"]
+    """Lines of a table of {variant: [{images_per_s, peak_bytes and maybe shares}]}, with ratios to the variant `reference`."""
+    def share(runs, key):
+        shares = [run[key] for run in runs if run.get(key)]
+        return f"{100 * statistics.median(shares):.0f} %" if shares else "-"
+
+    lines = [f"| program | images/s (min..max) | share of the bound | of the measured peak | peak memory | speed / {reference} | memory / {reference} |",
+             "|---|---|---|---|---|---|---|"]
     base_rate, base_peak = (statistics.median(run[key] for run in results[reference]) for key in ("images_per_s", "peak_bytes"))
     for variant, runs in results.items():
         rates = [run["images_per_s"] for run in runs]
-        shares = [run["peak_share"] for run in runs if run.get("peak_share")]
         peak, rate = statistics.median(run["peak_bytes"] for run in runs), statistics.median(rates)
         lines.append(f"| {variant} | {rate:.2f} ({min(rates):.2f}..{max(rates):.2f}) | "
-                     f"{f'{100 * statistics.median(shares):.0f} %' if shares else '-'} | {peak / 1e9:.2f} GB | {rate / base_rate:.2f}x | "
+                     f"{share(runs, 'bound_share')} | {share(runs, 'peak_share')} | {peak / 1e9:.2f} GB | {rate / base_rate:.2f}x | "
                      f"{peak / base_peak:.2f}x |")
     return lines
 

@@ -17,6 +17,8 @@
 #include "plan/fit/budget.h"
 #include "plan/price/this_machine.h"
 #include "plan/report/variants.h"
+#include "plan/run/make_plan.h"
+#include "plan/trace/ideal_step.h"
 #include "train/loop.h"
 #include "train/probe.h"
 #include "train/stages/stages.h"
@@ -76,6 +78,13 @@ nlohmann::json choices_of_gpu() {
   return {{"attention", ops::cuda::engines_used()}, {"epilogues", std::move(epilogues)}};
 }
 
+// Returns the ideal list of the run's usual step. fp8 has none: how fast its products are is not measured.
+std::vector<IdealSegment> ideal_of(const TrainOptions& options, int64_t world_size) {
+  if (options.compute.is_fp8()) return {};
+  const DataShape shape = describe(options).shape;
+  return ideal_step(options, usual_shape(shape).value_or(shape), world_size);
+}
+
 nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu_batch) {
   const StdoutToStderr redirect;
   options.group = join_ranks(options.train, build_identity());
@@ -92,6 +101,7 @@ nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu
   options.data_sheet_flops =
       data_sheet_flops(choose_device(options.train.compute.device, options.group->ranks().local_rank),
                        options.train.compute.product_dtype(), options.train.compute.tf32);
+  options.ideal = ideal_of(options.train, options.group->world_size());
   const int64_t processors = cpu_share(*options.group);
   nlohmann::json result = probe(options);
   if (options.group->rank() == 0)

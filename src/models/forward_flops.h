@@ -1,8 +1,10 @@
-// The arithmetic of a denoiser's forward pass, for shares of a machine's peak.
+// The arithmetic of a model's forward pass, for shares of a machine's peak and for the bound of a step. It is
+// that of the model's definition, whatever operations compute it.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "models/model.h"
 
@@ -30,5 +32,19 @@ class ForwardFlops {
   nlohmann::json config_;
   std::string key_;  // names both
 };
+
+// What the definition of one segment asks of a forward pass.
+struct SegmentWork {
+  std::string name;
+  double flops = 0;       // of its matrix products, convolutions and attention
+  double kept_bytes = 0;  // of what they multiply, without weights: each tensor once, for a backward
+};
+// Counts in dry runs. Nothing is kept in more bits than `held` has. An operand of several segments counts in
+// the first. REQUIRES: model and input are on meta. The model computes in f32: a cast would be kept as well.
+std::vector<SegmentWork> forward_work(const SegmentModel& model, const ModelInput& input,
+                                      at::ScalarType held);
+// Does so for one image, linear in its text_rows. Throws Error if the model does not take the size.
+std::vector<SegmentWork> forward_work(const Denoiser& denoiser, const ImageExtent& image,
+                                      at::ScalarType held);
 
 }  // namespace kiln

@@ -118,6 +118,19 @@ void set_convolution(OpRecord& op, const at::Tensor& weight, int64_t pixels) {
   op.op_class = OpClass::kConvolution;
 }
 
+// The first operand meets a weight.
+const std::set<std::string_view> kLayers = {"kiln::affine", "kiln::affine_gelu", "aten::convolution",
+                                            "kiln::glu_depthwise_conv"};
+// A CPU's kernels that make several products at once and are priced by their bytes.
+const std::set<std::string_view> kManyProducts = {"kiln::glu_depthwise_conv", "kiln::relu_linear_attention"};
+
+Tensors operands_of(const OpRecord& op, c10::ArrayRef<const c10::IValue> inputs) {
+  if (op.op_class == OpClass::kElementwise && !kManyProducts.contains(op.name)) return {};
+  Tensors tensors = tensors_of(inputs);
+  if (kLayers.contains(op.name)) tensors.resize(1);
+  return tensors;
+}
+
 using Describe = void (*)(OpRecord& op, const Tensors& in);
 const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
   static const std::unordered_map<std::string_view, Describe> table = {
@@ -294,6 +307,9 @@ struct OpCallbacks {
     r.inside_ = true;
     r.current_ = {.name = function.name()};
     describe_inputs(r.current_, function.overload_name(), function.inputs());
+    if (r.keeps_operands_)
+      for (at::Tensor& operand : operands_of(r.current_, function.inputs()))
+        r.operands_.push_back(std::move(operand));
     r.first_input_ = first_tensor(function.inputs());
     if (r.timed_) r.started_ = r.now();
     auto leaf = std::make_unique<Leaf>();
@@ -318,7 +334,10 @@ struct OpCallbacks {
 };
 
 OpRecorder::OpRecorder(const Options& options)
-    : timed_(options.timed), checks_values_(options.checks_values), device_(options.device) {
+    : timed_(options.timed),
+      checks_values_(options.checks_values),
+      keeps_operands_(options.keeps_operands),
+      device_(options.device) {
   if (OpCallbacks::recorder()) throw std::logic_error("two recorders of operations in one thread");
   if (timed_ && !device_.is_cpu()) measure_empty();
   owner_ =

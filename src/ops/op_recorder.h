@@ -46,7 +46,8 @@ class OpRecorder {
     // Measures the seconds of each operation. On a CUDA device it synchronises around each, and takes off the
     // time of an operation on a single element, which is launch and synchronisation.
     bool timed = false;
-    bool checks_values = false;  // looks for overflows in every result, outside of the measured times
+    bool checks_values = false;   // looks for overflows in every result, outside of the measured times
+    bool keeps_operands = false;  // for take_operands()
     at::Device device = at::kCPU;
   };
   explicit OpRecorder(const Options& options);
@@ -56,6 +57,9 @@ class OpRecorder {
   OpRecorder(const OpRecorder&) = delete;
   size_t num_recorded() const { return records_.size(); }  // since the last take()
   std::vector<OpRecord> take() { return std::exchange(records_, {}); }
+  // Returns what the layers, products and attentions since the last call multiplied by weights or by each
+  // other.
+  std::vector<at::Tensor> take_operands() { return std::exchange(operands_, {}); }
 
  private:
   friend struct OpCallbacks;
@@ -63,7 +67,7 @@ class OpRecorder {
   Clock::time_point now() const;
   void measure_empty();
 
-  bool timed_, checks_values_;
+  bool timed_, checks_values_, keeps_operands_;
   at::Device device_;
   std::unique_ptr<c10::DebugInfoGuard> owner_;  // makes this the recorder of the thread
   uint64_t handle_ = 0;
@@ -73,6 +77,7 @@ class OpRecorder {
   Clock::time_point started_;          // when that leaf started
   double empty_seconds_ = 0;           // what timing itself takes
   std::vector<OpRecord> records_;
+  std::vector<at::Tensor> operands_;
 };
 
 }  // namespace kiln

@@ -60,23 +60,42 @@ at::CachingAllocator::Stat requested(at::Device device) {
       .requested_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)];
 }
 
-// Returns the shortest time of a few products of two square matrices.
-double seconds_of_product(int64_t size, const at::TensorOptions& options) {
+// Returns the shortest time of a few runs of `work` on the device.
+template <class Work>
+double shortest_seconds(at::Device device, const Work& work) {
   using Clock = std::chrono::steady_clock;
-  const at::NoGradGuard no_grad;
-  const at::Device device = options.device();
-  // Random bits, as in training. Equal bits take less power and run at a higher clock.
-  const at::Tensor a = at::randn({size, size}, options), b = at::randn_like(a);
-  at::Tensor product = at::empty_like(a);
   double best_seconds = std::numeric_limits<double>::infinity();
   for (int repeat = 0; repeat < 5; ++repeat) {
     if (device.is_cuda()) at::accelerator::synchronizeDevice(device.index());
     const auto begin = Clock::now();
-    at::mm_out(product, a, b);
+    work();
     if (device.is_cuda()) at::accelerator::synchronizeDevice(device.index());
     best_seconds = std::min(best_seconds, std::chrono::duration<double>(Clock::now() - begin).count());
   }
   return best_seconds;
+}
+
+// Returns the FLOP/s of (m, k) times (k, n).
+double flops_of_product(int64_t m, int64_t n, int64_t k, const at::TensorOptions& options) {
+  const at::NoGradGuard no_grad;
+  // Random bits, as in training. Equal bits take less power and run at a higher clock.
+  const at::Tensor a = at::randn({m, k}, options), b = at::randn({k, n}, options);
+  at::Tensor product = at::empty({m, n}, options);
+  return 2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) /
+         shortest_seconds(options.device(), [&] { at::mm_out(product, a, b); });
+}
+
+// Returns the bytes/s of a copy or a sum in place, whichever is faster: on a CPU a copy also reads the memory
+// that it overwrites.
+double bytes_of_memory_per_s(at::Device device) {
+  const at::NoGradGuard no_grad;
+  const int64_t bytes = device.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 27;
+  const at::Tensor from =
+      at::zeros({bytes / static_cast<int64_t>(sizeof(float))}, at::TensorOptions().device(device));
+  at::Tensor to = at::zeros_like(from);
+  const double copy = 2 / shortest_seconds(device, [&] { to.copy_(from); }),
+               sum = 3 / shortest_seconds(device, [&] { to.add_(from); });
+  return static_cast<double>(bytes) * std::max(copy, sum);
 }
 
 void init_cuda(const ComputeSettings& settings) {
@@ -168,15 +187,31 @@ int64_t peak_device_bytes(at::Device device) { return device.is_cuda() ? request
 
 double measure_peak_flops(at::Device device, at::ScalarType dtype) {
   if (device.is_cpu()) dtype = cpu_product_dtype(dtype);
-  const auto options = at::TensorOptions().device(device).dtype(dtype);
-  // Few processors reach their peak in products that would be too small for many.
-  constexpr double kLongEnough = 10e-3;
-  int64_t size = device.is_cuda() ? 8192 : 1024;
-  double seconds = seconds_of_product(size, options);
-  if (device.is_cpu() && seconds < kLongEnough) seconds = seconds_of_product(size = 2048, options);
+  const auto flops_of = [options = at::TensorOptions().device(device).dtype(dtype)](int64_t size) {
+    return flops_of_product(size, size, size, options);
+  };
+  // Few processors reach their peak in products that would be too small for many: 10 ms of 1024 are 0.2
+  // TFLOP/s.
+  constexpr double kFewProcessors = 2e11;
+  double flops = flops_of(device.is_cuda() ? 8192 : 1024);
+  if (device.is_cpu() && flops > kFewProcessors) flops = flops_of(2048);
   if (device.is_cuda()) at::accelerator::emptyCache();
-  const double n = static_cast<double>(size);
-  return 2 * n * n * n / seconds;
+  return flops;
+}
+
+MachineRates measure_rates(at::Device device, at::ScalarType dtype) {
+  if (device.is_cpu()) dtype = cpu_product_dtype(dtype);
+  const int64_t scale = device.is_cuda() ? 4 : 1;
+  const at::TensorOptions options = at::TensorOptions().device(device).dtype(dtype);
+  MachineRates rates;
+  constexpr int64_t kShapes[][3] = {
+      {2048, 2048, 2048}, {4096, 1152, 384}, {4096, 384, 1536}, {2048, 768, 3072}};
+  for (const auto& [m, n, k] : kShapes)
+    rates.flops_per_s =
+        std::max(rates.flops_per_s, flops_of_product(scale * m, scale * n, scale * k, options));
+  rates.bytes_per_s = bytes_of_memory_per_s(device);
+  if (device.is_cuda()) at::accelerator::emptyCache();
+  return rates;
 }
 
 int64_t usable_bytes(at::Device device, int64_t num_processes) {

@@ -9,7 +9,9 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 #include "core/files/temporary_folder.h"
+#include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 #include "train/checkpoint_files.h"
 #include "train/dataset/store_data.h"
@@ -160,9 +162,12 @@ nlohmann::json probe(const ProbeOptions& options) {
   });
   const TrainOptions run = short_run(options, path);
   if (folder && options.checkpoint) as_rank(group, [&] { check_disk(options.predicted, path); });
+  std::vector<OpRecord> operations;
+  const auto take_operations = [&](std::vector<OpRecord> timed) { operations = std::move(timed); };
   train(run, {.predicted = options.predicted,
               .data_sheet_flops = options.data_sheet_flops,
               .audits_precision = options.audits_precision,
+              .on_timed_operations = take_operations,
               .saves_the_end = options.checkpoint,
               .group = options.group});
   if (!folder) return nullptr;
@@ -175,6 +180,12 @@ nlohmann::json probe(const ProbeOptions& options) {
   result["extrapolated"] = extrapolated(options.train, measured, group.world_size());
   if (std::ifstream audit(run.out + "/precision.json"); audit)
     result["precision"] = nlohmann::json::parse(audit);
+  if (!options.ideal.empty()) {
+    const at::Device device = choose_device(run.compute.device, group.ranks().local_rank);
+    result["bound"] = bound_json(options.ideal, measure_rates(device, run.compute.held_dtype()), operations,
+                                 measured.step_s);
+    write_file_atomically("plan", run.out + "/plan.json", result.dump(1) + "\n");
+  }
   if (!options.report.empty()) {
     write_report(run.out);
     std::error_code error;
@@ -208,6 +219,7 @@ std::string probe_text(const nlohmann::json& result) {
     text += fmt::format("{:.4g} TFLOP/s{}{}\n", figures.at("tflops").get<double>(),
                         share_text(figures, "peak_share", "of the measured product"),
                         share_text(figures, "mfu", "of the data sheet (MFU)"));
+  if (result.contains("bound")) text += bound_text(result.at("bound"));
   const auto& whole = result.at("extrapolated");
   const double cost = whole.at("cost");
   text += fmt::format("the whole run of {} steps: {:.2f} days{}\n", whole.at("steps").get<int64_t>(),

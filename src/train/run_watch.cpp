@@ -197,17 +197,22 @@ void RunWatch::compare_with_plan() {
   for (const auto& finding : comparison.at("findings")) fmt::print("plan: {}\n", finding.get<std::string>());
 }
 
-void RunWatch::begin_audit() {
-  audited_ops_ = std::make_unique<OpRecorder>(
-      OpRecorder::Options{.timed = true, .checks_values = true, .device = run_.device});
-  audited_ = std::make_unique<SpanRecorder>(audited_ops_.get());
-  observers_.add(audited_.get());
+void RunWatch::begin_recording(bool checks_values) {
+  recorded_ops_ = std::make_unique<OpRecorder>(
+      OpRecorder::Options{.timed = true, .checks_values = checks_values, .device = run_.device});
+  recorded_ = std::make_unique<SpanRecorder>(recorded_ops_.get());
+  observers_.add(recorded_.get());
+}
+
+RecordedStep RunWatch::end_recording() {
+  observers_.remove(recorded_.get());
+  RecordedStep recorded = std::exchange(recorded_, nullptr)->finish();
+  recorded_ops_.reset();
+  return recorded;
 }
 
 void RunWatch::end_audit() {
-  observers_.remove(audited_.get());
-  const RecordedStep recorded = std::exchange(audited_, nullptr)->finish();
-  audited_ops_.reset();
+  const RecordedStep recorded = end_recording();
   PrecisionContext context{.compute_dtype = run_.compute_dtype};
   for (const auto& segment : run_.training.denoiser->segments()) context.segments.push_back(segment->name());
   monitor_->by_products().try_to_write("precision.json", [&] {

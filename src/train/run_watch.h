@@ -2,6 +2,7 @@
 // it what happens; it decides nothing.
 #pragma once
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -32,10 +33,11 @@ class RunWatch {
   template <class Run>
   StepResult watch_step(Run&& run) {
     if (profiler_) profiler_->begin_step(progress_.step);
-    const bool is_audited = audits_next_step();
-    if (is_audited) begin_audit();
+    const bool is_audited = audits_next_step(), is_timed = times_next_step();
+    if (is_audited || is_timed) begin_recording(/*checks_values=*/is_audited);
     StepResult result = measurement_.measure(run);
     if (is_audited) end_audit();
+    if (is_timed) on_timed_operations_(ops_of(end_recording().spans));
     if (monitor_) monitor_->timers().end_step();
     if (profiler_) end_profiled_step();
     return result;
@@ -58,6 +60,10 @@ class RunWatch {
   int64_t num_steps() const { return measurement_.num_steps(); }  // of this process
   // Audits the precision of the first steady step.
   void audit() { audits_ = true; }
+  // Times the operations of the second step and hands them over.
+  void time_operations(std::function<void(std::vector<OpRecord>)> take) {
+    on_timed_operations_ = std::move(take);
+  }
 
   void loss_scale(double scale);
   // Logs what holds from the next step on, as a line of log.jsonl. Adds its "step".
@@ -99,11 +105,15 @@ class RunWatch {
   void profile();
   StepFigures measured_figures();
   bool audits_next_step() const { return audits_ && run_.is_first() && num_steps() == kAuditedStep; }
+  bool times_next_step() const {
+    return on_timed_operations_ && run_.is_first() && num_steps() == kTimedStep;
+  }
   void end_profiled_step();
-  void begin_audit();
+  void begin_recording(bool checks_values);
+  RecordedStep end_recording();
   void end_audit();
 
-  static constexpr int64_t kAuditedStep = 2;  // counted from 0; earlier steps are warm-up
+  static constexpr int64_t kTimedStep = 1, kAuditedStep = 2;  // counted from 0; the first two are warm-up
   void add_groups(StepReport& report) const;
 
   TrainingRun& run_;
@@ -116,8 +126,9 @@ class RunWatch {
   double checkpoint_pause_s_ = 0;           // of the last checkpoint; 0: there was none
   std::unique_ptr<StepProfiler> profiler_;  // rank 0's
   bool audits_ = false;
-  std::unique_ptr<OpRecorder> audited_ops_;  // during the audited step
-  std::unique_ptr<SpanRecorder> audited_;    // during the audited step
+  std::function<void(std::vector<OpRecord>)> on_timed_operations_;
+  std::unique_ptr<OpRecorder> recorded_ops_;  // during a step whose operations are timed
+  std::unique_ptr<SpanRecorder> recorded_;    // likewise
 };
 
 }  // namespace kiln

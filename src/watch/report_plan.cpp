@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/text/json_text.h"
 #include "watch/report_parts.h"
+#include "watch/step_bound.h"
 
 namespace kiln {
 
@@ -78,6 +79,7 @@ void add_plan(Page& page, const std::string& run) {
   const Json comparison = read_json_or_discarded("report", path);
   for (const char* key : {"measured", "predicted", "findings"})
     if (!comparison.is_object() || !comparison.contains(key)) return;
+  if (comparison.contains("bound")) add_bound(page, comparison.at("bound"));
   const StepFigures measured = figures_from_json(comparison.at("measured"));
   if (comparison.at("predicted").is_null()) {
     page.section("Memory");

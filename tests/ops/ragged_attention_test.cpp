@@ -95,6 +95,32 @@ TEST(CrossAttention, EqualsAMaskOverAllRows) {
   }
 }
 
+// All samples at once give the bits that each gives alone, forward and backward, and a dry run takes as much.
+TEST(LongAttention, TakesSamplesOfEquallyManyRowsAtOnce) {
+  const RaggedCase all{40, 2, 16, 900, {0, 300, 600, 900}, kBf16};
+  const Tensors inputs = ragged_inputs(all);
+  const auto apply = [](const Offsets& offsets) -> Function {
+    return [=](const Tensors& in) { return long_attention(in[0], in[1], in[2], offsets, kScale); };
+  };
+  const at::Tensor out = apply(all.offsets)(inputs);
+  expect_close(out, masked(inputs, all.offsets), 4 * tolerance_of(kBf16));
+  expect_meta_agrees(apply(all.offsets), inputs);
+  const at::Tensor grad_out = randn(out.sizes(), kBf16, 4);
+  const Tensors gradients = testing::gradients(apply(all.offsets), inputs, grad_out);
+  for (int64_t b = 0; b < 3; ++b) {
+    // Two rows of no sample: the way of samples with different numbers of rows.
+    const auto rows_of = [&](const at::Tensor& rows) {
+      return at::cat({rows.narrow(0, 300 * b, 300), rows.narrow(0, 0, 2)});
+    };
+    const Tensors alone = {inputs[0].narrow(0, b, 1), rows_of(inputs[1]), rows_of(inputs[2])};
+    EXPECT_TRUE(bitwise_equal(out.narrow(0, b, 1), apply({0, 300})(alone)));
+    const Tensors of_alone = testing::gradients(apply({0, 300}), alone, grad_out.narrow(0, b, 1));
+    EXPECT_TRUE(bitwise_equal(gradients[0].narrow(0, b, 1), of_alone[0]));
+    for (size_t i = 1; i < 3; ++i)
+      EXPECT_TRUE(bitwise_equal(gradients[i].narrow(0, 300 * b, 300), of_alone[i].narrow(0, 0, 300)));
+  }
+}
+
 TEST(RaggedAttention, TakesPartsOfAPackedProjection) {
   const at::Tensor q = randn({2, 9, 2, 8}, kF32), kv = randn({7, 2, 2, 8}, kF32, 2);
   const at::Tensor k = kv.select(1, 0), v = kv.select(1, 1);

@@ -89,6 +89,20 @@ def test_a_probe_ends_with_advice(probed, tmp_path):
         assert any("threads: 1 of" in line and "--threads 0 is at most" in line for line in said), said
 
 
+def test_the_bound_of_a_step_is_below_its_time(probed):
+    """The ideal list of the model, segment by segment, and the operations that take the time."""
+    bound = probed["bound"]
+    assert [segment["name"] for segment in bound["segments"]] == ["embed", "blocks.0", "blocks.1", "final"]
+    for segment in bound["segments"]:
+        assert segment["seconds"] == pytest.approx(max(segment["flops"] / bound["flops_per_s"], segment["bytes"] / bound["bytes_per_s"]))
+    assert bound["seconds"] == pytest.approx(sum(segment["seconds"] for segment in bound["segments"]))
+    assert 0 < bound["share"] == pytest.approx(bound["seconds"] / probed["measured"]["step_s"]) and bound["share"] < 1
+    assert bound["flops"] == pytest.approx(1e12 * probed["measured"]["tflops"] * probed["measured"]["step_s"])
+    shares = [row["share"] for row in bound["operations"]]
+    assert shares == sorted(shares, reverse=True) and all(share > 0.01 for share in shares) and sum(shares) <= 1.001
+    assert any(row["operation"] == "kiln::affine f32" and row["num"] > 8 for row in bound["operations"]), bound["operations"]
+
+
 def test_a_probe_honours_the_validation_share(tmp_path):
     """What the run holds out is not trained on, and the memory of a validation is measured."""
     from PIL import Image

@@ -54,6 +54,7 @@ void adamw_elements(const AdamwElements& e, const AdamwFactors& factors, TComput
     for (size_t k = 0; k < e.num_emas; ++k) {
       // Computes d e + (1 - d) p as e + (1 - d) (p - e): rounding d = 0.9999 to f32 would otherwise shrink e
       // by 2e-8 a step.
+      fetch_ahead(e.emas[k] + i);
       const Vec ema = load(e.emas[k] + i, count);
       store(hn::MulAdd(hn::Sub(p, ema), set(e.ema_steps[k]), ema), e.emas[k] + i, count);
     }

@@ -26,13 +26,30 @@ double squares(const T* values, size_t n) {
   const hn::Rebind<float, F64> half;
   constexpr size_t kStep = hn::MaxLanes(F64());
   constexpr size_t kVectors = kSums / kStep;
+  static_assert(kLanes == 2 * kStep || kLanes == 1);
   HWY_ALIGN float block[kSums];
   HWY_ALIGN double sums[kSums] = {};
   hn::Vec<F64> accumulators[kVectors];
   for (auto& a : accumulators) {
     a = hn::Zero(d64);
   }
-  for (size_t i = 0; i < n; i += kSums) {
+  const auto add = [&](size_t k, auto narrow) HWY_ATTR {
+    const auto wide = hn::PromoteTo(d64, narrow);
+    accumulators[k] = hn::MulAdd(wide, wide, accumulators[k]);
+  };
+  size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (!std::is_same_v<T, float>) {  // whole blocks are widened without `block` in between
+    for (; i + kSums <= n; i += kSums) {
+      for (size_t k = 0; k < kVectors; k += 2) {
+        const Vec loaded = load(values + i + k * kStep);
+        add(k, hn::LowerHalf(half, loaded));
+        add(k + 1, hn::UpperHalf(half, loaded));
+      }
+    }
+  }
+#endif
+  for (; i < n; i += kSums) {
     const float* from = block;
     const size_t count = n - i < kSums ? n - i : kSums;
     if constexpr (std::is_same_v<T, float>) {
@@ -46,8 +63,7 @@ double squares(const T* values, size_t n) {
       }
     }
     for (size_t k = 0; k < kVectors; ++k) {
-      const auto wide = hn::PromoteTo(d64, hn::LoadU(half, from + k * kStep));
-      accumulators[k] = hn::MulAdd(wide, wide, accumulators[k]);
+      add(k, hn::LoadU(half, from + k * kStep));
     }
   }
   for (size_t k = 0; k < kVectors; ++k) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/op_recorder.h"
 #include "parallel/ranks/process_group.h"
 #include "run/train_options.h"
 
@@ -26,6 +27,9 @@ struct RunContext {
   // Records a step past the warm-up, with times and values; rank 0 writes RUN/precision.json from it
   // (watch/precision_audit.h).
   bool audits_precision = false;
+  // Takes the timed operations of rank 0's second step, which is still a warm-up. Null, or with --cuda-graph,
+  // which records that step: nothing is timed.
+  std::function<void(std::vector<OpRecord>)> on_timed_operations{};
   // Whether the last state of the run is saved. A probe may leave this out.
   bool saves_the_end = true;
   // Chooses the memory of a stage, or refuses what does not fit. Called for every stage ahead before the

@@ -37,6 +37,7 @@ StageLoop::StageLoop(const StagePlan& plan, const StageFit& fit, const RunContex
   run_.data_sheet_flops = context.data_sheet_flops;
   saves_the_end_ = context.saves_the_end || !plan.is_last();  // the next stage begins with a checkpoint
   audits_precision_ = context.audits_precision;
+  on_timed_operations_ = context.on_timed_operations;
   is_continued_ = !context.ahead.empty();
   plan.record(run_.config, run_.data.identity);
 }
@@ -121,6 +122,7 @@ bool StageLoop::start() {
   if (!resumed || !progress_.finished()) run_.write_description(plan_.is_staged() ? plan_.run : run_.options);
   watch_.emplace(run_, progress_, predicted_, resumed, is_next_, steps_ahead_);
   if (audits_precision_) watch_->audit();
+  if (on_timed_operations_ && !run_.options.compute.cuda_graph) watch_->time_operations(on_timed_operations_);
   announce_stage();
   run_.print_description();
   rehearse();

@@ -59,6 +59,7 @@ class StageLoop {
   Progress progress_;
   nlohmann::json predicted_;
   bool saves_the_end_ = true, audits_precision_ = false, is_next_ = false, is_continued_ = false;
+  std::function<void(std::vector<OpRecord>)> on_timed_operations_;
   double steps_ahead_ = 0;
   RunFolder folder_;
   std::unique_ptr<CheckpointSaver> saver_;
