@@ -39,6 +39,7 @@ struct ComputeOptions {
   bool emulate_fp8 = false;                  // rounds as fp8 where the hardware lacks it
   bool tf32 = false;                         // CUDA: f32 products in TF32
   bool cuda_graph = false;                   // CUDA: a micro-batch's forward and backward as one graph
+  bool untried_gpu = false;                  // CUDA: faster ways that have not run on a GPU yet
   bool deterministic = false;                // CUDA: only kernels that give the same bits each time
   bool accumulate_f32 = false;               // f32 gradients even where nothing is accumulated
   int64_t threads = 0;                       // 0: all cores

@@ -15,7 +15,6 @@
 #include "models/parts/adapter_dropout.h"
 #include "ops/gradient_memory.h"
 #include "ops/mixed_sum.h"
-#include "ops/ops.h"
 #include "optim/grad_norm.h"
 #include "parallel/offload/host_copy.h"
 #include "step/segment_graph.h"
@@ -146,7 +145,7 @@ bool TrainStep::walk_as_graph(const MicroStep& micro, SampleLosses& losses) {
 // Forward and backward of one micro-batch. The loss is the mean over the global batch, so micro-batches of
 // any size add up to it.
 void TrainStep::accumulate_gradients(const MicroStep& micro, SampleLosses& losses) {
-  const ops::GeluScope gelu(options_.keep_gelu);
+  const ops::OpChoicesScope choices(options_.op_choices);
   Walk walk = begin_walk(micro);
   State last = forward(walk);
   if (micro.last) rank_.read_ahead();

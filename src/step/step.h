@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/ops.h"
 #include "parallel/graph_cache.h"
 #include "step/activation_offload.h"
 #include "step/rank_work.h"
@@ -39,7 +40,7 @@ struct StepOptions {
   double max_grad_norm = 0;  // 0 = no clipping
   EmaSchedule ema_schedule = EmaSchedule::kConstant;
   std::vector<MemoryChoice> memory{};  // one per segment; empty = keep all
-  bool keep_gelu = false;              // its result, which backward else computes again
+  ops::OpChoices op_choices{};
   // Queue the update before the host has read what the step measured, if the optimizer can use a gradient
   // factor that only the device knows. The device then never waits for the host. On a CPU this changes only
   // the order.
