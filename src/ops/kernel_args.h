@@ -44,6 +44,36 @@ struct AdalnGrads {
   void *y, *gate;  // null without a branch
 };
 
+// GroupNorm, then SiLU if `silu`, of channels-last pictures (B, pixels, channels). A block takes
+// `pixels_per_block` pixels, so the P = ceil(pixels / pixels_per_block) partial sums of a picture have a
+// fixed order.
+struct GroupNormArgs {
+  const void* x;
+  Dtype dtype;
+  const void *weight, *bias;  // (channels)
+  Dtype affine_dtype;
+  size_t num_groups, channels, pixels, pixels_per_block;
+  float eps;
+  bool silu;
+  float *mean, *rstd;  // (B, groups): written by forward, read by backward
+};
+
+// The kernel reads `out` and writes the others.
+struct GroupNormGrads {
+  const void* out;      // of the result
+  void* x;              // in its dtype
+  void *weight, *bias;  // both or neither
+  float* partials;      // scratch (2, B, P, channels)
+  float* channel_sums;  // scratch (2, B, channels)
+  float* group_means;   // scratch (2, B, groups)
+};
+
+// A picture of 64 pixels or more has at least 16 blocks, so a batch of 8 has work for 128 of an H100's 132
+// multiprocessors.
+constexpr size_t group_norm_pixels_per_block(size_t pixels) {
+  return pixels <= 64 ? 4 : pixels >= 512 ? 32 : pixels / 16;
+}
+
 // Products of a linear layer with an epilogue. All matrices are row-major, dense and of one dtype; there are
 // M rows.
 enum class EpilogueProduct {

@@ -43,6 +43,12 @@ int kiln_cuda_gated_residual_grad(const kiln::ops::GatedResidualArgs* args, cons
                                   kiln::Dtype grad_dtype, void* dy, void* dgate, float* partials,
                                   size_t rows_per_partial, size_t batch, void* stream);
 
+// `partials` is (2, batch, P, groups) f32 of scratch. At most kWidestRow channels.
+int kiln_cuda_group_norm(const kiln::ops::GroupNormArgs* args, void* out, float* partials, size_t batch,
+                         void* stream);
+int kiln_cuda_group_norm_grad(const kiln::ops::GroupNormArgs* args, const kiln::ops::GroupNormGrads* grads,
+                              size_t batch, void* stream);
+
 // Writes packed (B, N, 3, H, d) from the gradients of q, k and v, in one pass.
 int kiln_cuda_pack_heads(const kiln::ops::HeadGrads* grads, kiln::Dtype dtype, void* packed, size_t batch,
                          size_t num_tokens, size_t num_heads, size_t head_dim, void* stream);

@@ -85,6 +85,18 @@ void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, 
   });
 }
 
+void group_norm(const GroupNormArgs& args, const at::Tensor& out, const at::Tensor& partials) {
+  enqueue("group_norm", out, [&](void* stream) {
+    return kiln_cuda_group_norm(&args, out.mutable_data_ptr(), partials.mutable_data_ptr<float>(),
+                                out.size(0), stream);
+  });
+}
+
+void group_norm_grad(const GroupNormArgs& args, const GroupNormGrads& grads, const at::Tensor& grad) {
+  enqueue("group_norm_grad", grad,
+          [&](void* stream) { return kiln_cuda_group_norm_grad(&args, &grads, grad.size(0), stream); });
+}
+
 bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspace) {
   bool is_served = true;
   enqueue("epilogue_product", workspace, [&](void* stream) {
@@ -198,6 +210,8 @@ void adaln_grad(const AdalnArgs&, const GatedResidualArgs&, const AdalnGrads&, c
                 const at::Tensor&, int64_t) {
   missing();
 }
+void group_norm(const GroupNormArgs&, const at::Tensor&, const at::Tensor&) { missing(); }
+void group_norm_grad(const GroupNormArgs&, const GroupNormGrads&, const at::Tensor&) { missing(); }
 bool epilogue_product(const EpilogueProductArgs&, const at::Tensor&) { return false; }
 std::vector<EpilogueCount> epilogue_counts() { return {}; }
 void take_epilogue_algorithm(int) {}

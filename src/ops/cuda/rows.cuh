@@ -145,7 +145,13 @@ __global__ void column_sums_kernel(const float* partials, size_t num_partials, s
   for (size_t p = 0; p < num_partials; ++p) {
     sum += from[p * width];
   }
-  store_as(dtype, sum, sums.out[blockIdx.y], i);
+  // Chosen by conditions: an index would move the arguments to local memory.
+  void* out = sums.out[0];
+#pragma unroll
+  for (int k = 1; k < N; ++k) {
+    out = blockIdx.y == k ? sums.out[k] : out;
+  }
+  store_as(dtype, sum, out, i);
 }
 
 template <int N>
