@@ -32,6 +32,8 @@ at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
 struct OpChoices {
   bool keep_gelu = false;    // gelu_tanh_mlp saves gelu's result as well
   bool untried_gpu = false;  // kernels that have not run on a GPU yet, where computes_on_cuda()
+  // A block hands its last branch on (State::branch), and the next one adds it in the pass of its own norm.
+  bool hand_on_branch = false;
 };
 
 // While it lives, operations on this thread follow its choices.

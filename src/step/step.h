@@ -80,6 +80,7 @@ class TrainStep {
   friend std::vector<int64_t> graph_key(const WalkInput& input);
   void walk(const MicroStep& micro, SampleLosses& losses);
   bool walk_as_graph(const MicroStep& micro, SampleLosses& losses);
+  ops::OpChoices op_choices() const;
   void accumulate_gradients(const MicroStep& micro, SampleLosses& losses);
   Walk begin_walk(const MicroStep& micro) const;
   State forward(Walk& walk);

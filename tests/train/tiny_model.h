@@ -43,6 +43,7 @@ struct TinyOptions {
   nlohmann::json optimizer_config = {{"type", "adamw"}};
   LossScalerOptions loss_scaler{};
   std::optional<GraphOptions> graphs{};
+  ops::OpChoices op_choices{};
 };
 
 struct TinyTraining {
@@ -92,6 +93,7 @@ struct TinyTraining {
                                                    .micro_batch = options.micro_batch,
                                                    .max_grad_norm = options.max_grad_norm,
                                                    .memory = options.memory,
+                                                   .op_choices = options.op_choices,
                                                    .updates_unread = options.updates_unread,
                                                    .graphs = options.graphs});
   }
