@@ -98,6 +98,17 @@ struct HeadGrads {
   size_t batch_stride[3], head_stride[3], token_stride[3];
 };
 
+// Backward of attention on a packed projection, all dense: bf16 or fp16, head_dim a multiple of 8.
+struct AttentionGradsArgs {
+  Dtype dtype;
+  size_t batch, num_tokens, num_heads, head_dim;
+  const void* qkv;             // (B, N, 3, H, d)
+  const void *out, *grad_out;  // (B, N, H, d)
+  const float* log_sum;        // (B, H, N), natural logarithms of the softmax sums
+  float scale;
+  void* grad_qkv;  // like qkv
+};
+
 // Updates of at least this many elements write the compute weights around the caches. Fewer stay in the
 // caches for the next forward.
 inline constexpr int64_t kStreamedElements = int64_t{1} << 20;

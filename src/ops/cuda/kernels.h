@@ -53,6 +53,12 @@ int kiln_cuda_group_norm_grad(const kiln::ops::GroupNormArgs* args, const kiln::
 int kiln_cuda_pack_heads(const kiln::ops::HeadGrads* grads, kiln::Dtype dtype, void* packed, size_t batch,
                          size_t num_tokens, size_t num_heads, size_t head_dim, void* stream);
 
+// Backward of attention by cuDNN. The first finds the bytes of scratch that the second takes for that shape;
+// both return kAttentionNotServed, and do nothing, if cuDNN has no such kernel for this GPU.
+enum { kAttentionNotServed = -1 };
+int kiln_cuda_attention_grads_scratch(const kiln::ops::AttentionGradsArgs* args, size_t* bytes);
+int kiln_cuda_attention_grads(const kiln::ops::AttentionGradsArgs* args, void* scratch, void* stream);
+
 // Accumulates in f32. Returns kEpilogueNotServed, and does nothing, if cuBLASLt has no such product for this
 // GPU, shape or alignment.
 enum { kEpilogueNotServed = -1 };

@@ -159,6 +159,35 @@ at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const 
   return packed;
 }
 
+bool attention_grads(const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& log_sum,
+                     const at::Tensor& grad_out, double scale, const at::Tensor& grad_qkv) {
+  const AttentionGradsArgs args{.dtype = dtype_of(qkv),
+                                .batch = static_cast<size_t>(qkv.size(0)),
+                                .num_tokens = static_cast<size_t>(qkv.size(1)),
+                                .num_heads = static_cast<size_t>(qkv.size(3)),
+                                .head_dim = static_cast<size_t>(qkv.size(4)),
+                                .qkv = qkv.const_data_ptr(),
+                                .out = out.const_data_ptr(),
+                                .grad_out = grad_out.const_data_ptr(),
+                                .log_sum = log_sum.const_data_ptr<float>(),
+                                .scale = static_cast<float>(scale),
+                                .grad_qkv = grad_qkv.mutable_data_ptr()};
+  size_t scratch_bytes = 0;
+  bool is_served = true;
+  const auto served = [&](int error) {
+    is_served = error != kAttentionNotServed;
+    return is_served ? error : 0;
+  };
+  enqueue("attention_grads", qkv,
+          [&](void*) { return served(kiln_cuda_attention_grads_scratch(&args, &scratch_bytes)); });
+  if (!is_served) return false;
+  const at::Tensor scratch = at::empty({static_cast<int64_t>(scratch_bytes)}, qkv.options().dtype(at::kByte));
+  enqueue("attention_grads", qkv, [&](void* stream) {
+    return served(kiln_cuda_attention_grads(&args, scratch.mutable_data_ptr(), stream));
+  });
+  return is_served;
+}
+
 void step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
                 double loss_scale, const at::Tensor& scale) {
   enqueue("step_scale", scale, [&](void* stream) {
@@ -218,6 +247,10 @@ void take_epilogue_algorithm(int) {}
 void to_fp8(const at::Tensor&, float, const at::Tensor&, at::ScalarType, const at::Tensor&,
             const at::Tensor&) {
   missing();
+}
+bool attention_grads(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
+                     const at::Tensor&) {
+  return false;
 }
 at::Tensor pack_heads(const at::Tensor&, const at::Tensor&, const at::Tensor&) { missing(); }
 void step_scale(const at::Tensor&, const at::Tensor&, double, double, const at::Tensor&) { missing(); }

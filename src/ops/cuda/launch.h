@@ -45,6 +45,10 @@ inline constexpr int kNumEpilogueAlgorithms = 8;
 // Computes *scale and the values divided by it. `rows` and `columns` may be undefined.
 void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
             const at::Tensor& rows, const at::Tensor& columns);
+// Backward of attention by cuDNN into packed memory. Returns false, and does nothing, if cuDNN has no such
+// kernel. All tensors are dense (ops/kernel_args.h).
+bool attention_grads(const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& log_sum,
+                     const at::Tensor& grad_out, double scale, const at::Tensor& grad_qkv);
 // Packs the gradients of q, k and v (B, H, N, d) into (B, N, 3, H, d).
 at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v);
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at::Tensor& master);
