@@ -1,7 +1,7 @@
 // Calls the kernels with tensors on a CUDA device. The functions use the tensor's device and its current
 // stream, and throw errors. In a build without kernels, kernels_compiled() and serves_rows() are false,
-// epilogue_product() does nothing, capability() is 0, and the others must not be called. ops/cuda/kernels.h
-// documents the arguments.
+// epilogue_product() and attention_grads() do nothing, capability() is 0, and the others must not be called.
+// ops/cuda/kernels.h documents the arguments.
 #pragma once
 #include <ATen/core/Tensor.h>
 
