@@ -44,6 +44,8 @@ struct ComputeOptions {
   bool accumulate_f32 = false;               // f32 gradients even where nothing is accumulated
   int64_t threads = 0;                       // 0: all cores
 
+  // The update runs beside the next forward if its state is on the device. A recorded graph would not wait.
+  bool updates_beside() const { return untried_gpu && !cuda_graph; }
   bool is_fp8() const { return dtype == at::kFloat8_e4m3fn; }
   // The dtype of weights, activations and products without fp8.
   at::ScalarType held_dtype() const { return is_fp8() ? at::kBFloat16 : dtype; }

@@ -29,7 +29,7 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
       objective_(objective),
       state_(state),
       options_(options),
-      rank_(optimizer, state, options.device, options.ema_schedule) {
+      rank_(optimizer, state, options.device, options.ema_schedule, options.update_beside) {
   const size_t num_segments = denoiser.segments().size();
   if (options_.memory.empty()) options_.memory.resize(num_segments);
   if (options_.memory.size() != num_segments)

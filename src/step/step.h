@@ -45,6 +45,9 @@ struct StepOptions {
   // factor that only the device knows. The device then never waits for the host. On a CPU this changes only
   // the order.
   bool updates_unread = true;
+  // The device on a stream of which the update runs beside the next forward, whose segments wait for theirs.
+  // None: it runs among the compute. REQUIRES: no graphs, which would not wait.
+  std::optional<at::Device> update_beside{};
   // Record walks of micro-batches as device graphs, one per shape up to most_shapes. REQUIRES: one rank that
   // keeps everything whole, on the device. Absent: no graphs.
   std::optional<GraphOptions> graphs{};

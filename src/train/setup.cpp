@@ -363,6 +363,7 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
           .ema_schedule = options.ema.schedule,
           .memory = memory,
           .op_choices = {.keep_gelu = options.memory.keep_gelu, .untried_gpu = options.compute.untried_gpu},
+          .update_beside = options.compute.updates_beside() ? std::optional(device) : std::nullopt,
           .graphs = is_dry ? std::nullopt  // records none
                            : graphs_of(options, device, world_size),
           .seed = options.seed});

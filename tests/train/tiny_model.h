@@ -38,6 +38,7 @@ struct TinyOptions {
   ZeroOptions zero{};
   OffloadOptions offload{};
   bool updates_unread = true;
+  std::optional<at::Device> update_beside{};
   int64_t depth = 2, hidden_size = 48;
   ops::Products products = ops::Products::kComputeDtype;
   nlohmann::json optimizer_config = {{"type", "adamw"}};
@@ -95,6 +96,7 @@ struct TinyTraining {
                                                    .memory = options.memory,
                                                    .op_choices = options.op_choices,
                                                    .updates_unread = options.updates_unread,
+                                                   .update_beside = options.update_beside,
                                                    .graphs = options.graphs});
   }
 

@@ -65,9 +65,15 @@ enum { kEpilogueNotServed = -1 };
 int kiln_cuda_epilogue_product(const kiln::ops::EpilogueProductArgs* args, void* workspace,
                                size_t workspace_bytes, void* stream);
 // Takes the nth of the algorithms that cuBLASLt proposes for a shape, from 0, its best guess, which is taken
-// unless this was called, to kEpilogueAlgorithms - 1. For measurements.
-enum { kEpilogueAlgorithms = 8 };
+// unless this was called, to kEpilogueAlgorithms - 1. kFastestAlgorithm: all are timed at the first product
+// of a shape, which leaves its result as one product does, and the fastest is taken from then on.
+enum { kEpilogueAlgorithms = 8, kFastestAlgorithm = -1 };
 void kiln_cuda_take_epilogue_algorithm(int nth);
+// Takes a choice that was made before, on the same kind of GPU and version, instead of timing its shape.
+void kiln_cuda_set_product_choice(const kiln::ops::ProductChoice* choice);
+// Writes up to `most` of the current device's choices, those that were set among them. Returns their number.
+size_t kiln_cuda_product_choices(kiln::ops::ProductChoice* choices, size_t most);
+size_t kiln_cuda_cublaslt_version(void);
 // How often this process asked for a product and was served, and how often not.
 void kiln_cuda_epilogue_counts(kiln::ops::EpilogueProduct product, int64_t* served, int64_t* refused);
 

@@ -3,6 +3,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <atomic>
+
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
@@ -32,6 +35,8 @@ void enqueue(const char* kernel, const at::Tensor& tensor, const Launch& launch)
 }
 
 Dtype dtype_of(const at::Tensor& tensor) { return from_scalar_type(tensor.scalar_type()); }
+
+std::atomic<bool> takes_fastest{false};
 
 }  // namespace
 
@@ -109,15 +114,32 @@ bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspa
 }
 
 void take_epilogue_algorithm(int nth) {
-  static_assert(kNumEpilogueAlgorithms == static_cast<int>(kEpilogueAlgorithms));
+  static_assert(kNumEpilogueAlgorithms == static_cast<int>(kEpilogueAlgorithms) &&
+                kFastestEpilogueAlgorithm == static_cast<int>(kFastestAlgorithm));
   kiln_cuda_take_epilogue_algorithm(nth);
+  takes_fastest = nth == kFastestEpilogueAlgorithm;
 }
 
+bool times_epilogue_algorithms() { return takes_fastest; }
+
+void set_product_choices(const std::vector<ProductChoice>& choices) {
+  for (const ProductChoice& choice : choices) kiln_cuda_set_product_choice(&choice);
+}
+
+std::vector<ProductChoice> product_choices() {
+  std::vector<ProductChoice> choices(kiln_cuda_product_choices(nullptr, 0));
+  choices.resize(std::min(choices.size(), kiln_cuda_product_choices(choices.data(), choices.size())));
+  return choices;
+}
+
+int64_t cublaslt_version() { return static_cast<int64_t>(kiln_cuda_cublaslt_version()); }
+
 std::vector<EpilogueCount> epilogue_counts() {
-  std::vector<EpilogueCount> counts{{"affine_gelu", 0, 0}, {"grad_rows_gelu", 0, 0}, {"grad_weight", 0, 0}};
-  TORCH_INTERNAL_ASSERT(counts.size() == kNumEpilogueProducts);
-  for (int i = 0; i < kNumEpilogueProducts; ++i)
-    kiln_cuda_epilogue_counts(static_cast<EpilogueProduct>(i), &counts[i].served, &counts[i].refused);
+  std::vector<EpilogueCount> counts;
+  for (int i = 0; i < kNumEpilogueProducts; ++i) {
+    EpilogueCount& count = counts.emplace_back(EpilogueCount{kEpilogueProductNames[i], 0, 0});
+    kiln_cuda_epilogue_counts(static_cast<EpilogueProduct>(i), &count.served, &count.refused);
+  }
   return counts;
 }
 
@@ -244,6 +266,10 @@ void group_norm_grad(const GroupNormArgs&, const GroupNormGrads&, const at::Tens
 bool epilogue_product(const EpilogueProductArgs&, const at::Tensor&) { return false; }
 std::vector<EpilogueCount> epilogue_counts() { return {}; }
 void take_epilogue_algorithm(int) {}
+bool times_epilogue_algorithms() { return false; }
+void set_product_choices(const std::vector<ProductChoice>&) {}
+std::vector<ProductChoice> product_choices() { return {}; }
+int64_t cublaslt_version() { return 0; }
 void to_fp8(const at::Tensor&, float, const at::Tensor&, at::ScalarType, const at::Tensor&,
             const at::Tensor&) {
   missing();

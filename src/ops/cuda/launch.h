@@ -38,10 +38,16 @@ struct EpilogueCount {
 // Returns what epilogue_product() returned in this process, for each product. Empty in a build without
 // kernels.
 std::vector<EpilogueCount> epilogue_counts();
-// Takes the nth of the algorithms that cuBLASLt proposes for each shape, instead of its first: for
-// measurements. Does nothing in a build without kernels.
+// Takes the nth of the algorithms that cuBLASLt proposes for each shape, instead of its first, or the fastest
+// of them, timed once for each shape. Does nothing in a build without kernels.
 void take_epilogue_algorithm(int nth);
-inline constexpr int kNumEpilogueAlgorithms = 8;
+inline constexpr int kNumEpilogueAlgorithms = 8, kFastestEpilogueAlgorithm = -1;
+bool times_epilogue_algorithms();
+// Takes earlier choices of the fastest for the current device, and returns those that it has now. They hold
+// for one kind of GPU and this version of cuBLASLt (0: a build without kernels).
+void set_product_choices(const std::vector<ProductChoice>& choices);
+std::vector<ProductChoice> product_choices();
+int64_t cublaslt_version();
 // Computes *scale and the values divided by it. `rows` and `columns` may be undefined.
 void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
             const at::Tensor& rows, const at::Tensor& columns);
