@@ -178,13 +178,17 @@ void attention(const Table& table, int64_t batch, int64_t tokens, int64_t width)
   const ops::AttentionEngine engine = ops::cuda::attention_engine(qkv, scale);
   const ops::AttentionResult chosen = ops::cuda::attention(qkv, scale, engine);
   table.multiplied("attention as chosen", flops, [&] { ops::cuda::attention(qkv, scale, engine); });
-  table.multiplied("attention backward as chosen", 2.5 * flops,
-                   [&] { ops::cuda::attention_backward(grad, qkv, chosen, scale, engine); });
+  table.multiplied("attention backward as chosen", 2.5 * flops, [&] {
+    ops::cuda::attention_backward(grad, qkv, chosen, {.scale = scale, .engine = engine});
+  });
   const ops::AttentionResult result = ops::cuda::cudnn_attention(qkv, scale);
   table.multiplied("attention, cuDNN", flops, [&] { ops::cuda::cudnn_attention(qkv, scale); });
   table.multiplied("attention backward, cuDNN", 2.5 * flops,
                    [&] { ops::cuda::cudnn_attention_backward(grad, qkv, result, scale); });
-  const ops::cuda::AttentionGrads grads = ops::cuda::cudnn_attention_backward(grad, qkv, result, scale);
+  if (ops::cuda::cudnn_packed_backward(grad, qkv, result, scale).defined())
+    table.multiplied("attention backward, cuDNN, into packed memory", 2.5 * flops,
+                     [&] { ops::cuda::cudnn_packed_backward(grad, qkv, result, scale); });
+  const ops::AttentionGrads grads = ops::cuda::cudnn_attention_backward(grad, qkv, result, scale);
   table.moved("packing dq, dk, dv", 2.0 * static_cast<double>(qkv.nbytes()),
               [&] { ops::cuda::packed(grads); });
 }
@@ -225,6 +229,25 @@ void flat_memory(const Table& table) {
   table.moved("sum of squares", 2 * count, [&] { ops::sum_of_squares(grad); });
   table.moved("AdamW + EMA + cast", count * (2 + 8 * 4 + 2),
               [&] { ops::adamw_ema_step_(master, grad, m, v, emas, &compute, step); });
+}
+
+// Of a U-Net, channels-last, at two of Stable Diffusion's levels: sums, then the result, each a pass over x.
+void pictures(const Table& table, int64_t batch) {
+  constexpr int64_t kGroups = 32;
+  for (const auto& [channels, side] : {std::pair<int64_t, int64_t>{320, 64}, {1280, 16}}) {
+    const int64_t extent = device.is_cpu() ? 4 : side;
+    const std::vector<at::Tensor> in =
+        as_leaves({random({batch, channels, extent, extent}, kLow).contiguous(at::MemoryFormat::ChannelsLast),
+                   random({channels}, kLow), random({channels}, kLow)});
+    const double bytes = static_cast<double>(in[0].nbytes());
+    const auto normed = [&] { return ops::group_norm_silu(in[0], kGroups, in[1], in[2], 1e-5, true); };
+    const std::string shape = fmt::format(", {} channels of {} x {}", channels, extent, extent);
+    {
+      const at::NoGradGuard no_grad;
+      table.moved("group norm + SiLU" + shape, 3 * bytes, [&] { normed(); });
+    }
+    table.moved("group norm + SiLU backward" + shape, 5 * bytes, backward_of({normed()}, in));
+  }
 }
 
 // The times of cuBLASLt's algorithms for each product with an epilogue, in the order in which it proposes
@@ -283,6 +306,7 @@ int run(int argc, char** argv) {
   products(table, batch * tokens, width);
   attention(table, batch, tokens, width);
   attention_to_captions(table, batch, tokens, width);
+  pictures(table, batch);
   flat_memory(table);
   return 0;
 }

@@ -50,18 +50,18 @@ endif()
 if(KILN_CUDA AND NOT KILN_CAN_CUDA)
   message(FATAL_ERROR "${why}")
 endif()
-# For what includes CUDA's and NCCL's headers. The wheels lack crt/, which comes with the compiler.
+# For what includes CUDA's, cuDNN's and NCCL's headers. The wheels lack crt/, which comes with the compiler.
 get_filename_component(nvcc_folder "${KILN_NVCC}" DIRECTORY)
-set(KILN_CUDA_INCLUDES "${KILN_SITE}/nvidia/nccl/include" "${KILN_SITE}/nvidia/cu13/include" "${nvcc_folder}/../include")
+set(KILN_CUDA_INCLUDES "${KILN_SITE}/nvidia/nccl/include" "${KILN_SITE}/nvidia/cudnn/include" "${KILN_SITE}/nvidia/cu13/include" "${nvcc_folder}/../include")
 
 # What only programs for a GPU link.
 add_library(kiln_torch_cuda INTERFACE)
 target_link_libraries(kiln_torch_cuda INTERFACE kiln_torch
   # ATen reaches its CUDA side through registration: nothing refers to these libraries, so they must be kept.
   "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cuda.so,${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed"
-  "${KILN_SITE}/nvidia/cu13/lib/libcudart.so.13" "${KILN_SITE}/nvidia/cu13/lib/libcublasLt.so.13")
+  "${KILN_SITE}/nvidia/cu13/lib/libcudart.so.13" "${KILN_SITE}/nvidia/cu13/lib/libcublasLt.so.13" "${KILN_SITE}/nvidia/cudnn/lib/libcudnn.so.9")
 foreach(part cudnn nccl nvshmem cusparselt)
   target_link_options(kiln_torch_cuda INTERFACE "-Wl,-rpath-link,${KILN_SITE}/nvidia/${part}/lib")
 endforeach()
 # An RPATH, not a RUNPATH: libnvrtc opens its builtins by name, and only an RPATH of the program serves what libraries open.
-target_link_options(kiln_torch_cuda INTERFACE "-Wl,--disable-new-dtags,-rpath,${KILN_SITE}/nvidia/cu13/lib")
+target_link_options(kiln_torch_cuda INTERFACE "-Wl,--disable-new-dtags,-rpath,${KILN_SITE}/nvidia/cu13/lib,-rpath,${KILN_SITE}/nvidia/cudnn/lib")

@@ -498,7 +498,8 @@ def failed_again(session):
 def probe(session, model, batch, steps, *options):
     if session.rehearses:
         model, batch, steps = "DiT-S/8", 2, 3
-        options += ("--threads", "1", "--peak-tflops", "1")
+        options = [option for option in options if option != "--untried-gpu"]  # which a CPU refuses
+        options += ["--threads", "1", "--peak-tflops", "1"]
     done = session.run(session.program("kiln"), "probe", "--json", "--no-checkpoint", "--model", model, "--data", "synthetic",
                        "--device", session.device, "--compute-dtype", "bf16", "--global-batch", batch, "--micro-batch", batch,
                        "--steps", steps, "--loader-threads", "8", *options, timeout=120)
@@ -527,9 +528,10 @@ def epilogues(session):
                for (model, batch), result in session.probes.items() if "gpu" in result}
     if not counted:
         raise NotRun("no probe of this run has ended")
+    plain = ("affine", "grad_rows")  # asked for with --untried-gpu alone
     refused = [f"{name}: {product} refused {counts['refused']} times, served {counts['served']}"
                for name, products in counted.items() for product, counts in products.items()
-               if counts["refused"] or not counts["served"]]
+               if counts["refused"] or not (counts["served"] or product in plain)]
     if refused:
         raise Failed("; ".join(refused), counted)
     return f"all served at {len(counted)} batches", counted
@@ -706,10 +708,37 @@ def calibration(session):
     return f"profiles/{profiles[0].name}", None
 
 
+UNTRIED = "--untried-gpu"
+
+
+def untried_lines(session):
+    """In f32 --untried-gpu moves the update alone, and the bits stay. In bf16 products are timed: a run that is killed and
+    resumed gives the bits of one that was not, if both begin with the same choices."""
+    if session.rehearses:
+        return f"{gtests(session, 'TimedProducts.*')['tests']} tests passed on the emulation", None
+    f32, bf16 = (["--device", session.device, "--deterministic", "--compute-dtype", dtype] for dtype in ("f32", "bf16"))
+    with scratch() as folder:
+        pairs = {"f32, with and without": [train(session, folder, "with", *f32, UNTRIED), train(session, folder, "without", *f32)]}
+        whole = train(session, folder, "whole", *bf16, UNTRIED)
+        (folder / "killed").mkdir()
+        shutil.copy(folder / "whole" / "gpu-products-0.json", folder / "killed")
+        pairs["bf16, killed and resumed"] = [killed_and_resumed(session, folder, *bf16, UNTRIED), whole]
+        choices = json.loads((folder / "whole" / "gpu-products-0.json").read_text())["choices"]
+    different = [f"{name} ({where}: {worst:.2g})" for name, pair in pairs.items() if pair[0] != pair[1]
+                 for worst, where in [worst_difference(*pair)]]
+    if different:
+        raise Failed(f"other numbers: {'; '.join(different)}", {"logs": pairs, "choices": choices})
+    gain = sum(choice["first_us"] for choice in choices) / sum(choice["us"] for choice in choices)
+    return f"equal; {len(choices)} timed products, {gain:.3f}x as fast as cuBLASLt's first guesses", choices
+
+
 def third(session):
     session.env["KILN_PROFILES"] = str((session.folder / "profiles").resolve())
     (session.folder / "profiles").mkdir(exist_ok=True)
     session.check("algorithms of products with an epilogue", algorithms, limit=60)
+    session.check("equal lines with --untried-gpu", untried_lines, limit=120)
+    for options in (["--keep-gelu"], [UNTRIED], ["--keep-gelu", UNTRIED]):
+        session.check(f"DiT-XL/2 bf16, batch 32, {' '.join(options)}", speed_of, "DiT-XL/2", 32, 20, *options, limit=60)
     session.check("variants of kernels", variants, limit=150)
     for when in ("before", "after"):
         if when == "after":

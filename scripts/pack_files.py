@@ -168,7 +168,7 @@ def pack_wheel(build):
         shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "python", stage, ignore=shutil.ignore_patterns("__pycache__"))
     programs = programs_of(build, with_cuda=True)
-    carried, made = lay_out(stage / "kiln", programs, ["$ORIGIN/../../torch/lib", "$ORIGIN/../../nvidia/cu13/lib"])
+    carried, made = lay_out(stage / "kiln", programs, ["$ORIGIN/../../torch/lib", "$ORIGIN/../../nvidia/cu13/lib", "$ORIGIN/../../nvidia/cudnn/lib"])
     licenses_of(carried, made, stage / "licenses")
     for name in ("LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, stage / name)
@@ -178,7 +178,7 @@ def pack_wheel(build):
     for old in OUT.glob("kiln_diffusion-*.whl"):
         old.unlink()
     # Chooses the tag by the symbols, and refuses a wheel that needs other libraries than those left out.
-    left_out = [word for name in ("libtorch*", "libc10*", "libgomp.so.1", "libcudart.so.*", "libcublasLt.so.*") for word in ("--exclude", name)]
+    left_out = [word for name in ("libtorch*", "libc10*", "libgomp.so.1", "libcudart.so.*", "libcublasLt.so.*", "libcudnn.so.*") for word in ("--exclude", name)]
     run("auditwheel", "repair", "--plat", "auto", *left_out, "-w", OUT, next(raw.glob("*.whl")))
     wheel = next(OUT.glob("kiln_diffusion-*.whl"))
     mib = wheel.stat().st_size / 2**20

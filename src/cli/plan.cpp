@@ -110,12 +110,13 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
                   "--search: use at most this share of a GPU's memory if anything fits in it (default: 0.85, "
                   "which leaves room for fragmentation and other programs; 0.97 of a --memory-budget)")
       ->needs(search);
-  auto* table = command
-                    .add_option("--table", arguments.table,
-                                "Print a Markdown table as in docs/plan_tables.md, for the GPU, batch, dtype "
-                                "and steps given: sizes (every DiT), gpus (one run on 1 to 64), options "
-                                "(fast-DiT's), results (DiT's FIDs), quoted, scaling")
-                    ->excludes(search);
+  auto* table =
+      command
+          .add_option("--table", arguments.table,
+                      "Print a Markdown table as in docs/plan_tables.md, for the GPU, batch, dtype "
+                      "and steps given: sizes (every DiT), gpus (one run on 1 to 64), gpu-step (a step by "
+                      "kinds of operations), options (fast-DiT's), results (DiT's FIDs), quoted, scaling")
+          ->excludes(search);
   auto* calibrate = command.add_flag(
       "--calibrate", arguments.calibrate,
       "First measure this machine (--device says which) and keep its profile for later plans");

@@ -58,15 +58,18 @@ struct ModelInput {
 // The tensors that flow from segment to segment. Each may be undefined; all are differentiable.
 struct State {
   at::Tensor hidden{};  // tokens (B, N, D) or features (B, C, H, W); after the last segment the prediction
-  at::Tensor conditioning{};        // (B, D) from timestep and class, as the blocks take it
-  at::Tensor text{};                // (T, D) projected captions, with the rows of Conditioning::text
-  at::Tensor bias{};                // attention bias that the blocks share (T5)
+  at::Tensor conditioning{};  // (B, D) from timestep and class, as the blocks take it
+  at::Tensor text{};          // (T, D) projected captions, with the rows of Conditioning::text
+  at::Tensor bias{};          // attention bias that the blocks share (T5)
+  // A branch (B, N, D) and its gate (B, D) that the next segment adds to hidden, where a step fuses the two
+  // (ops::OpChoices); else undefined.
+  at::Tensor branch{}, gate{};
   std::vector<at::Tensor> skips{};  // before a segment those it pops, after it those it pushes
 
   // Visits every defined differentiable tensor in a fixed order.
   template <class Visitor>
   void visit(Visitor&& visitor) {
-    for (at::Tensor* tensor : {&hidden, &conditioning, &text, &bias})
+    for (at::Tensor* tensor : {&hidden, &conditioning, &text, &bias, &branch, &gate})
       if (tensor->defined()) visitor(*tensor);
     for (at::Tensor& skip : skips)
       if (skip.defined()) visitor(skip);

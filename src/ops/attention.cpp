@@ -37,6 +37,24 @@ constexpr Kernel<decltype(cuda::attention_backward)> kAttentionGrad{
     .planned_cpu = planned::attention_backward_of_cpu,
     .planned_cuda = planned::attention_backward_of_cuda};
 
+constexpr Kernel<decltype(cuda::packed)> kPack{.cuda = cuda::packed, .planned_cuda = planned::packed};
+
+// Returns a gradient like qkv. Where attention's kernel leaves its parts, packing them is a second operation.
+at::Tensor packed_grads(const at::Tensor& grad, const at::Tensor& qkv, const AttentionResult& result,
+                        const AttentionPass& pass) {
+  AttentionGrads grads;
+  {
+    OpMark mark("kiln::packed_attention_backward", grad, qkv, result.out, result.log_sum);
+    grads = kAttentionGrad.on(qkv)(grad.contiguous(), qkv, result, pass);
+    grads.packed.defined() ? mark.outputs(grads.packed) : mark.outputs(grads.q, grads.k, grads.v);
+  }
+  if (grads.packed.defined()) return grads.packed;
+  OpMark mark("kiln::pack_heads", grads.q, grads.k, grads.v);
+  const at::Tensor packed = kPack.on(qkv)(grads);
+  mark.outputs(packed);
+  return packed;
+}
+
 // Saves the packed projection, the output and the softmax sums: O(N), never the (N, N) probabilities.
 struct PackedAttention : torch::autograd::Function<PackedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, double scale,
@@ -47,6 +65,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     ctx->save_for_backward({qkv, result.out, result.log_sum, result.seed, result.offset});
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["engine"] = static_cast<int64_t>(engine);
+    ctx->saved_data["packs"] = OpChoicesScope::current().untried_gpu;
     mark.outputs(result.out, result.log_sum);
     return result.out;
   }
@@ -55,14 +74,11 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor& qkv = saved[0];
     const AttentionResult result{saved[1], saved[2], saved[3], saved[4]};
-    const double scale = ctx->saved_data["scale"].toDouble();
-    const auto engine = static_cast<AttentionEngine>(ctx->saved_data["engine"].toInt());
+    const AttentionPass pass{.scale = ctx->saved_data["scale"].toDouble(),
+                             .engine = static_cast<AttentionEngine>(ctx->saved_data["engine"].toInt()),
+                             .packs = ctx->saved_data["packs"].toBool()};
     const ScratchScope scope(Scratch::kAttention);
-    OpMark mark("kiln::packed_attention_backward", grads[0], qkv, result.out, result.log_sum);
-    const at::Tensor grad_out = grads[0].contiguous();
-    const at::Tensor grad_qkv = kAttentionGrad.on(qkv)(grad_out, qkv, result, scale, engine);
-    mark.outputs(grad_qkv);
-    return {grad_qkv, at::Tensor(), at::Tensor()};
+    return {packed_grads(grads[0], qkv, result, pass), at::Tensor(), at::Tensor()};
   }
 };
 

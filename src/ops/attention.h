@@ -20,6 +20,22 @@ struct AttentionResult {
   at::Tensor seed, offset;  // random state that ATen's CUDA kernels want back, or undefined; no dropout here
 };
 
+// Gradients of q, k and v: packed like qkv or, where `packed` is undefined, each (B, H, N, d) in the strides
+// that its kernel left.
+struct AttentionGrads {
+  at::Tensor packed;
+  at::Tensor q, k, v;
+};
+
+// What backward takes over from forward.
+struct AttentionPass {
+  double scale;
+  AttentionEngine engine;
+  // A GPU's kernels write the gradients of q, k and v into packed memory where they can: cuDNN by a graph of
+  // its own, the memory-efficient ones by themselves.
+  bool packs = false;
+};
+
 // Returns q, k or v (`which` 0, 1 or 2) of qkv (B, N, 3, H, d) as a view (B, H, N, d).
 inline at::Tensor attention_heads(const at::Tensor& qkv, int64_t which) {
   return qkv.select(2, which).transpose(1, 2);
@@ -32,9 +48,9 @@ AttentionEngine attention_engine(const at::Tensor& qkv, double scale);
 at::ScalarType attention_dtype(const at::Tensor& qkv);
 // Requires a contiguous qkv.
 AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine engine);
-// grad_out has the shape of result.out and is contiguous. Returns a gradient like qkv.
-at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
-                              const AttentionResult& result, double scale, AttentionEngine engine);
+// grad_out has the shape of result.out and is contiguous.
+AttentionGrads attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                  const AttentionResult& result, const AttentionPass& pass);
 }  // namespace cpu
 
 namespace cuda {
@@ -46,8 +62,8 @@ AttentionEngine engine_of_backend(int64_t backend);  // an at::SDPBackend
 // Returns the names of the engines that attention_engine() has answered in this process, in fixed order.
 std::vector<std::string> engines_used();
 AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine engine);
-at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
-                              const AttentionResult& result, double scale, AttentionEngine engine);
+AttentionGrads attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                  const AttentionResult& result, const AttentionPass& pass);
 
 // Attention by cuDNN, through ATen. On Hopper its kernels are faster than flash attention's, and they take
 // head widths that are not a multiple of 32 without padding.
@@ -56,12 +72,12 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
 // it; ask at::_fused_sdp_choice first.
 AttentionResult cudnn_attention(const at::Tensor& qkv, double scale);
 
-// Gradients of q, k and v (B, H, N, d), in the strides that cuDNN leaves. packed() follows.
-struct AttentionGrads {
-  at::Tensor q, k, v;
-};
 AttentionGrads cudnn_attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                                         const AttentionResult& result, double scale);
+// By cuDNN as well, into packed memory. Returns an undefined tensor where cuDNN has no such kernel, and in
+// builds without kernels.
+at::Tensor cudnn_packed_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                 const AttentionResult& result, double scale);
 
 // Packs the three gradients into (B, N, 3, H, d), by one kernel where the build has it.
 at::Tensor packed(const AttentionGrads& grads);

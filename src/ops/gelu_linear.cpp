@@ -61,14 +61,14 @@ struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
   }
 };
 
-// Both layers of an MLP. Saves x, the input of gelu, and its result in a GeluScope that keeps it.
+// Both layers of an MLP. Saves x, the input of gelu, and its result if OpChoices keep it.
 struct GeluTanhMlp : torch::autograd::Function<GeluTanhMlp> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight_1,
                             const at::Tensor& bias_1, const at::Tensor& weight_2, const at::Tensor& bias_2) {
     const GeluResult inner = affine_gelu(x.reshape({-1, weight_1.size(1)}).contiguous(), weight_1, bias_1);
     // x is needed only for the gradient of the first weight.
     // Gelu's result likewise, for that of the second.
-    const bool keeps = GeluScope::keeps() && weight_2.requires_grad();
+    const bool keeps = OpChoicesScope::current().keep_gelu && weight_2.requires_grad();
     ctx->save_for_backward({weight_1.requires_grad() ? x : at::Tensor(), inner.hidden, weight_1, bias_1,
                             weight_2, bias_2, keeps ? inner.activation : at::Tensor()});
     std::vector<int64_t> shape = x.sizes().vec();

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
+#include "ops/group_norm_on_gpu.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
@@ -206,6 +207,8 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
     fail("group_norm_silu", "weight and bias must have {} elements, got {} and {}", channels, weight.numel(),
          bias.numel());
   }
+  if (is_channels_last_on_gpu(x, weight, bias))
+    return group_norm_on_gpu(x, num_groups, weight, bias, eps, silu);
   OpMark mark("kiln::group_norm_silu", x, weight, bias);
   mark.outputs(x);  // the result is like x
   if (!is_kernel_dtype(x.scalar_type()) || x.numel() == 0) {

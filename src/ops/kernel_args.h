@@ -44,28 +44,85 @@ struct AdalnGrads {
   void *y, *gate;  // null without a branch
 };
 
-// Products of a linear layer with an epilogue. All matrices are row-major, dense and of one dtype; there are
-// M rows.
+// GroupNorm, then SiLU if `silu`, of channels-last pictures (B, pixels, channels). A block takes
+// `pixels_per_block` pixels, so the P = ceil(pixels / pixels_per_block) partial sums of a picture have a
+// fixed order.
+struct GroupNormArgs {
+  const void* x;
+  Dtype dtype;
+  const void *weight, *bias;  // (channels)
+  Dtype affine_dtype;
+  size_t num_groups, channels, pixels, pixels_per_block;
+  float eps;
+  bool silu;
+  float *mean, *rstd;  // (B, groups): written by forward, read by backward
+};
+
+// The kernel reads `out` and writes the others.
+struct GroupNormGrads {
+  const void* out;      // of the result
+  void* x;              // in its dtype
+  void *weight, *bias;  // both or neither
+  float* partials;      // scratch (2, B, P, channels)
+  float* channel_sums;  // scratch (2, B, channels)
+  float* group_means;   // scratch (2, B, groups)
+};
+
+// A picture of 64 pixels or more has at least 16 blocks, so a batch of 8 has work for 128 of an H100's 132
+// multiprocessors.
+constexpr size_t group_norm_pixels_per_block(size_t pixels) {
+  return pixels <= 64 ? 4 : pixels >= 512 ? 32 : pixels / 16;
+}
+
+// Products of a linear layer, most of them with an epilogue. All matrices are row-major, dense and of one
+// dtype; there are M rows.
 enum class EpilogueProduct {
   kAffineGelu,  // hidden = left (M, in) @ right (out, in)^T + bias (out); result (M, out) = gelu_tanh(hidden)
   kGradRowsGelu,  // result (M, in) = left (M, out) @ right (out, in) * gelu_tanh'(hidden); bias (in): its sum
   kGradWeight,    // result (out, in) = left (M, out)^T @ right (M, in); bias (out): the sum of left's rows
+  kAffine,        // result (M, out) = left (M, in) @ right (out, in)^T + bias (out), or without a bias
+  kGradRows,      // result (M, in) = left (M, out) @ right (out, in)
 };
-inline constexpr int kNumEpilogueProducts = 3;
+inline constexpr int kNumEpilogueProducts = 5;
+inline constexpr const char* kEpilogueProductNames[kNumEpilogueProducts] = {
+    "affine_gelu", "grad_rows_gelu", "grad_weight", "affine", "grad_rows"};
 struct EpilogueProductArgs {
   EpilogueProduct product;
   Dtype dtype;
   size_t rows, out_features, in_features;
   const void *left, *right;
   void* result;
-  void* bias;    // read by kAffineGelu, written by the others
-  void* hidden;  // like result: written by kAffineGelu, read by kGradRowsGelu, null for kGradWeight
+  void* bias;    // read by kAffineGelu and kAffine, written by the others; null for kGradRows
+  void* hidden;  // like result: written by kAffineGelu, read by kGradRowsGelu, null for the others
+};
+
+// The algorithm that was the fastest for products of a shape, in column-major extents. cuBLASLt's own
+// description of it holds for one kind of GPU and one version of the library.
+struct ProductChoice {
+  EpilogueProduct product;
+  Dtype dtype;
+  size_t m, n, k;
+  int alignments[3];  // of right, left and result, in bytes
+  size_t workspace_bytes;
+  uint64_t algorithm[8];
+  float microseconds, first_microseconds;  // of it, and of the algorithm that cuBLASLt proposed first
 };
 
 // Gradients of q, k and v (B, H, N, d). Each has its own strides in elements; the last one is 1.
 struct HeadGrads {
   const void* data[3];
   size_t batch_stride[3], head_stride[3], token_stride[3];
+};
+
+// Backward of attention on a packed projection, all dense: bf16 or fp16, head_dim a multiple of 8.
+struct AttentionGradsArgs {
+  Dtype dtype;
+  size_t batch, num_tokens, num_heads, head_dim;
+  const void* qkv;             // (B, N, 3, H, d)
+  const void *out, *grad_out;  // (B, N, H, d)
+  const float* log_sum;        // (B, H, N), natural logarithms of the softmax sums
+  float scale;
+  void* grad_qkv;  // like qkv
 };
 
 // Updates of at least this many elements write the compute weights around the caches. Fewer stay in the

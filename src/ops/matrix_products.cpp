@@ -15,6 +15,7 @@
 #include "ops/gelu.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
+#include "ops/ops.h"
 #include "ops/planned/planned.h"
 
 namespace kiln::ops {
@@ -76,23 +77,6 @@ at::Tensor aten_product(ProductOperands of) {
   return of.memory.defined() ? at::mm_out(of.memory, of.left, of.right) : at::mm(of.left, of.right);
 }
 
-at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  OpMark mark("kiln::affine", rows, weight, bias.value_or(at::Tensor()));
-  const ScratchScope scope(Scratch::kMatmul);
-  const at::Tensor a = operand(rows), b = operand(weight);
-  const at::Tensor y =
-      kLinearProduct.on(a)({cpu::Product::kAffine, a, b, /*bias=*/bias.value_or(at::Tensor())});
-  return y.to(rows.scalar_type());
-}
-
-at::Tensor affine_grad_rows(const at::Tensor& grad, const at::Tensor& weight) {
-  OpMark mark("kiln::affine_grad_rows", grad, weight);
-  const ScratchScope scope(Scratch::kMatmul);
-  const at::Tensor g = operand(grad);
-  const at::Tensor product = kLinearProduct.on(g)({cpu::Product::kPlain, g, operand(weight)});
-  return product.to(grad.scalar_type());
-}
-
 at::Tensor affine_grad_weight(const at::Tensor& grad, const at::Tensor& rows, at::Tensor memory) {
   OpMark mark("kiln::affine_grad_weight", grad, rows);
   const ScratchScope scope(Scratch::kMatmul);
@@ -125,7 +109,7 @@ void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutab
 bool lacks_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Tensor& right,
                     const at::Tensor& result, const at::Tensor& bias, const at::Tensor& hidden,
                     const at::Tensor& workspace) {
-  const bool is_affine = product == EpilogueProduct::kAffineGelu;
+  const bool is_affine = product == EpilogueProduct::kAffineGelu || product == EpilogueProduct::kAffine;
   const EpilogueProductArgs args{
       .product = product,
       .dtype = from_scalar_type(left.scalar_type()),
@@ -161,7 +145,41 @@ bool with_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Te
   return !kLacksEpilogue.on(left)(product, left, right, result, bias, hidden, workspace);
 }
 
+// True for products without elementwise work whose algorithms are timed. Autograd's threads do not see
+// OpChoices; there the whole process times them or does not.
+bool takes_timed(const at::Tensor& left, const at::Tensor& right) {
+  const bool times =
+      has_values(left) ? cuda::times_epilogue_algorithms() : OpChoicesScope::current().untried_gpu;
+  return times && has_epilogues(left) && left.scalar_type() == right.scalar_type();
+}
+
 }  // namespace
+
+at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  OpMark mark("kiln::affine", rows, weight, bias.value_or(at::Tensor()));
+  const ScratchScope scope(Scratch::kMatmul);
+  if (takes_timed(rows, weight)) {
+    const at::Tensor result = at::empty({rows.size(0), weight.size(0)}, rows.options());
+    const at::Tensor bias_of_dtype = bias && bias->defined() ? bias->to(rows.scalar_type()) : at::Tensor();
+    if (with_epilogue(EpilogueProduct::kAffine, rows, weight, result, bias_of_dtype, {})) return result;
+  }
+  const at::Tensor a = operand(rows), b = operand(weight);
+  const at::Tensor y =
+      kLinearProduct.on(a)({cpu::Product::kAffine, a, b, /*bias=*/bias.value_or(at::Tensor())});
+  return y.to(rows.scalar_type());
+}
+
+at::Tensor affine_grad_rows(const at::Tensor& grad, const at::Tensor& weight) {
+  OpMark mark("kiln::affine_grad_rows", grad, weight);
+  const ScratchScope scope(Scratch::kMatmul);
+  if (takes_timed(grad, weight)) {
+    const at::Tensor result = at::empty({grad.size(0), weight.size(1)}, grad.options());
+    if (with_epilogue(EpilogueProduct::kGradRows, grad, weight, result, {}, {})) return result;
+  }
+  const at::Tensor g = operand(grad);
+  const at::Tensor product = kLinearProduct.on(g)({cpu::Product::kPlain, g, operand(weight)});
+  return product.to(grad.scalar_type());
+}
 
 AffineGrads affine_grads(const at::Tensor& grad, const at::Tensor& rows, const AffineGrads& memory) {
   if (has_epilogues(grad)) {

@@ -27,21 +27,30 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
 at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, at::ScalarType compute_dtype);
 
-// While it lives, gelu_tanh_mlp on this thread saves gelu's result as well, if it `keeps`.
-class GeluScope {
+// What a step chooses for its operations. They ask in forward; backward, which runs on threads of autograd's,
+// follows its forward.
+struct OpChoices {
+  bool keep_gelu = false;    // gelu_tanh_mlp saves gelu's result as well
+  bool untried_gpu = false;  // kernels that have not run on a GPU yet, where computes_on_cuda()
+  // A block hands its last branch on (State::branch), and the next one adds it in the pass of its own norm.
+  bool hand_on_branch = false;
+};
+
+// While it lives, operations on this thread follow its choices.
+class OpChoicesScope {
  public:
-  explicit GeluScope(bool keeps) : before_(keeps_) { keeps_ = keeps; }
-  ~GeluScope() { keeps_ = before_; }
-  GeluScope(const GeluScope&) = delete;
-  static bool keeps() { return keeps_; }
+  explicit OpChoicesScope(OpChoices choices) : before_(current_) { current_ = choices; }
+  ~OpChoicesScope() { current_ = before_; }
+  OpChoicesScope(const OpChoicesScope&) = delete;
+  static OpChoices current() { return current_; }
 
  private:
-  static inline thread_local bool keeps_ = false;
-  bool before_;
+  static inline thread_local OpChoices current_;
+  OpChoices before_;
 };
 
 // linear(gelu_tanh(linear(x, weight_1, bias_1)), weight_2, bias_2). Saves x and the input of gelu; backward
-// computes gelu again unless a GeluScope kept it.
+// computes gelu again unless OpChoices kept it.
 struct MlpWeights {
   at::Tensor weight_1, bias_1;  // (hidden, in), (hidden)
   at::Tensor weight_2, bias_2;  // (out, hidden), (out)

@@ -285,6 +285,9 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("cuda-graph", o.compute.cuda_graph, kHarmless,
         "CUDA: launch forward and backward as one graph; faster for models whose kernels are shorter than "
         "their launch");
+  visit("untried-gpu", o.compute.untried_gpu, kWarn,
+        "CUDA: take faster ways that have not run on a GPU yet: the update beside the next forward, the best "
+        "of timed products, further fused kernels");
   visit("accumulate-f32", o.compute.accumulate_f32, kWarn,
         "Keep gradients in f32 even if nothing is accumulated");
   visit("emulate-fp8", o.compute.emulate_fp8, kWarn,

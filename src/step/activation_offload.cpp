@@ -31,7 +31,7 @@ void ActivationOffload::store(size_t segment, const at::Tensor& tensor) {
 }
 
 void ActivationOffload::release(size_t segment) {
-  copies_.wait(slots_[segment].copied);
+  wait_on_stream(slots_[segment].copied);
   slots_[segment].on_device.reset();
 }
 
@@ -45,7 +45,7 @@ void ActivationOffload::fetch(size_t segment) {
 }
 
 at::Tensor ActivationOffload::take(size_t segment) {
-  copies_.wait(slots_[segment].copied);
+  wait_on_stream(slots_[segment].copied);
   return std::exchange(slots_[segment].on_device, {});
 }
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/offload/copy_stream.h"
+#include "parallel/offload/side_stream.h"
 
 namespace kiln {
 
@@ -45,7 +45,7 @@ class ActivationOffload {
   at::Tensor host_view(Slot& slot) const;
 
   at::Device device_;
-  CopyStream copies_;
+  SideStream copies_;
   std::vector<Slot> slots_;
 };
 

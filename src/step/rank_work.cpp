@@ -35,8 +35,8 @@ class CallScope {
 }  // namespace
 
 RankWork::RankWork(const Optimizer& optimizer, TrainingState& state, at::Device device,
-                   EmaSchedule ema_schedule)
-    : state_(state), device_(device), update_(optimizer, state, ema_schedule) {}
+                   EmaSchedule ema_schedule, std::optional<at::Device> update_beside)
+    : state_(state), device_(device), update_(optimizer, state, ema_schedule, update_beside) {}
 
 void RankWork::observe(StepObserver* observer) {
   observer_ = observer;
@@ -45,6 +45,10 @@ void RankWork::observe(StepObserver* observer) {
 
 void RankWork::gather(size_t segment, int direction) {
   const CallScope call(observer_, {.kind = Kind::kGather, .segment = segment, .direction = direction});
+  if (state_.zero->is_changing(segment)) {
+    const PhaseScope phase(observer_, StepPhase::kOptimizer, state_.segment_of(segment));
+    state_.zero->wait_for_change(segment);
+  }
   if (state_.zero->idle()) return;
   const PhaseScope phase(observer_, StepPhase::kCommunication, state_.segment_of(segment));
   state_.zero->gather(segment, direction);

@@ -8,12 +8,13 @@ namespace kiln {
 
 class RankWork {
  public:
-  // REQUIRES: `optimizer` and `state` outlive this.
-  RankWork(const Optimizer& optimizer, TrainingState& state, at::Device device, EmaSchedule ema_schedule);
+  // `update_beside`: as StepUpdate has it. REQUIRES: `optimizer` and `state` outlive this.
+  RankWork(const Optimizer& optimizer, TrainingState& state, at::Device device, EmaSchedule ema_schedule,
+           std::optional<at::Device> update_beside = std::nullopt);
   void observe(StepObserver* observer);
 
-  // Waits for the whole weights of a segment. While it computes, the weights of the next segment in
-  // `direction` are gathered.
+  // Waits for the update of a segment, where that runs beside the compute, and for its whole weights. While
+  // it computes, the weights of the next segment in `direction` are gathered.
   void gather(size_t segment, int direction);
   void release(size_t segment);
   // Returns true if the gradients of this micro-step are added to existing ones.

@@ -5,6 +5,7 @@
 // two loops.
 #include "step/step.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <utility>
@@ -15,7 +16,6 @@
 #include "models/parts/adapter_dropout.h"
 #include "ops/gradient_memory.h"
 #include "ops/mixed_sum.h"
-#include "ops/ops.h"
 #include "optim/grad_norm.h"
 #include "parallel/offload/host_copy.h"
 #include "step/segment_graph.h"
@@ -29,7 +29,7 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
       objective_(objective),
       state_(state),
       options_(options),
-      rank_(optimizer, state, options.device, options.ema_schedule) {
+      rank_(optimizer, state, options.device, options.ema_schedule, options.update_beside) {
   const size_t num_segments = denoiser.segments().size();
   if (options_.memory.empty()) options_.memory.resize(num_segments);
   if (options_.memory.size() != num_segments)
@@ -143,10 +143,21 @@ bool TrainStep::walk_as_graph(const MicroStep& micro, SampleLosses& losses) {
   return true;
 }
 
+// A loss that taps a segment's output, and activations that wait on the host, want all of it in
+// State::hidden.
+ops::OpChoices TrainStep::op_choices() const {
+  const bool offloads = std::ranges::any_of(options_.memory, [](const MemoryChoice& choice) {
+    return choice.activations == Activations::kOffload;
+  });
+  ops::OpChoices choices = options_.op_choices;
+  choices.hand_on_branch = choices.untried_gpu && objective_.taps().empty() && !offloads;
+  return choices;
+}
+
 // Forward and backward of one micro-batch. The loss is the mean over the global batch, so micro-batches of
 // any size add up to it.
 void TrainStep::accumulate_gradients(const MicroStep& micro, SampleLosses& losses) {
-  const ops::GeluScope gelu(options_.keep_gelu);
+  const ops::OpChoicesScope choices(op_choices());
   Walk walk = begin_walk(micro);
   State last = forward(walk);
   if (micro.last) rank_.read_ahead();

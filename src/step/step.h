@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "ops/ops.h"
 #include "parallel/graph_cache.h"
 #include "step/activation_offload.h"
 #include "step/rank_work.h"
@@ -38,11 +39,14 @@ struct StepOptions {
   double max_grad_norm = 0;  // 0 = no clipping
   EmaSchedule ema_schedule = EmaSchedule::kConstant;
   std::vector<MemoryChoice> memory{};  // one per segment; empty = keep all
-  bool keep_gelu = false;              // its result, which backward else computes again
+  ops::OpChoices op_choices{};
   // Queue the update before the host has read what the step measured, if the optimizer can use a gradient
   // factor that only the device knows. The device then never waits for the host. On a CPU this changes only
   // the order.
   bool updates_unread = true;
+  // The device on a stream of which the update runs beside the next forward, whose segments wait for theirs.
+  // None: it runs among the compute. REQUIRES: no graphs, which would not wait.
+  std::optional<at::Device> update_beside{};
   // Record walks of micro-batches as device graphs, one per shape up to most_shapes. REQUIRES: one rank that
   // keeps everything whole, on the device. Absent: no graphs.
   std::optional<GraphOptions> graphs{};
@@ -78,6 +82,7 @@ class TrainStep {
   friend std::vector<int64_t> graph_key(const WalkInput& input);
   void walk(const MicroStep& micro, SampleLosses& losses);
   bool walk_as_graph(const MicroStep& micro, SampleLosses& losses);
+  ops::OpChoices op_choices() const;
   void accumulate_gradients(const MicroStep& micro, SampleLosses& losses);
   Walk begin_walk(const MicroStep& micro) const;
   State forward(Walk& walk);

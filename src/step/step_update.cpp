@@ -12,8 +12,10 @@
 
 namespace kiln {
 
-StepUpdate::StepUpdate(const Optimizer& optimizer, TrainingState& state, EmaSchedule ema_schedule)
+StepUpdate::StepUpdate(const Optimizer& optimizer, TrainingState& state, EmaSchedule ema_schedule,
+                       std::optional<at::Device> beside)
     : optimizer_(optimizer), state_(state), ema_schedule_(ema_schedule) {
+  if (beside && state_.placement.is_on_device()) beside_.emplace(*beside);
   if (!state_.placement.updates_on_host()) return;
   const FlatUnit* largest = &state_.segments.front().unit;
   for (const auto& segment : state_.segments)
@@ -42,10 +44,15 @@ void StepUpdate::run(double lr, double grad_scale, const at::Tensor& device_scal
   at::NoGradGuard no_grad;
   const OptimizerStep step{
       .lr = lr, .update = state_.updates + 1, .grad_scale = grad_scale, .device_scale = device_scale};
+  if (beside_) scale_ = device_scale;
   bring_state(0);
   for (size_t s = 0; s < state_.segments.size(); ++s) {
     bring_state(s + 1);
-    if (state_.segments[s].unit.layout().size > 0) update_unit(s, step);
+    if (state_.segments[s].unit.layout().size == 0) continue;
+    if (beside_)
+      state_.zero->changes_until(s, beside_->run([&] { update_unit(s, step); }));
+    else
+      update_unit(s, step);
   }
   state_.zero->read_ahead();
 }

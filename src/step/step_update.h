@@ -6,6 +6,7 @@
 
 #include "optim/ema.h"
 #include "parallel/offload/host_exchange.h"
+#include "parallel/offload/side_stream.h"
 #include "step/step_observer.h"
 
 namespace kiln {
@@ -17,8 +18,10 @@ struct OptimizerStep;
 
 class StepUpdate {
  public:
-  // REQUIRES: `optimizer` and `state` outlive this.
-  StepUpdate(const Optimizer& optimizer, TrainingState& state, EmaSchedule ema_schedule);
+  // `beside`: a device, on a stream of whose own the update runs if all state is there; none: it runs among
+  // the compute. REQUIRES: `optimizer` and `state` outlive this.
+  StepUpdate(const Optimizer& optimizer, TrainingState& state, EmaSchedule ema_schedule,
+             std::optional<at::Device> beside);
   void observe(StepObserver* observer) { observer_ = observer; }
 
   // Called once the last backward begins. While it computes, the disk brings the state that the update begins
@@ -28,8 +31,8 @@ class StepUpdate {
   // device.
   bool runs_ahead() const;
   // Moves all units by the gradients times `grad_scale`, or times `device_scale` if that is defined: 0-d f32
-  // on the device, NaN where nothing is to move. State on the host or a disk is brought one segment ahead.
-  // The caller counts the update.
+  // on the device, NaN where nothing is to move. State on the host or a disk is brought one segment ahead. An
+  // update on its own stream ends unit by unit (Zero::changes_until). The caller counts the update.
   void run(double lr, double grad_scale, const at::Tensor& device_scale = {});
 
  private:
@@ -41,6 +44,8 @@ class StepUpdate {
   TrainingState& state_;
   EmaSchedule ema_schedule_;
   std::optional<HostExchange> exchange_;  // if the update is on the host of a device
+  std::optional<SideStream> beside_;      // if it runs beside the compute
+  at::Tensor scale_;                      // read there while the next step computes
   StepObserver* observer_ = nullptr;
 };
 

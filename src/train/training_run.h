@@ -12,6 +12,7 @@
 #include "parallel/ranks/process_group.h"
 #include "sample/prompts.h"
 #include "train/dataset/training_data.h"
+#include "train/product_choices.h"
 #include "train/run_evaluation.h"
 #include "train/sample_grid.h"
 #include "train/setup.h"
@@ -74,6 +75,7 @@ class TrainingRun {
   Prompts prompts;  // for the sample grids
   std::optional<RunEvaluation> evaluation;
   std::unique_ptr<BatchSource> batches;
+  std::optional<ProductChoices> products;  // with --untried-gpu
 
  private:
   std::vector<std::shared_ptr<const RunPictures>> encoded_pictures() const;

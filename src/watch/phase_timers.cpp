@@ -6,6 +6,9 @@
 
 namespace kiln {
 
+PhaseTimers::PhaseTimers(at::Device device)
+    : device_(device), stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)) {}
+
 void PhaseTimers::begin(StepPhase phase, int64_t) {
   if (phase_ != phase) switch_to(phase);
 }
@@ -26,7 +29,7 @@ void PhaseTimers::record_event(std::optional<StepPhase> phase) {
   if (unused_.empty()) unused_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with timing
   c10::Event event = std::move(unused_.back());
   unused_.pop_back();
-  event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  event.record(stream_);
   marks_.push_back({phase, std::move(event)});
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 
 #include <array>
 #include <chrono>
@@ -29,7 +30,8 @@ double encoding_seconds(const std::map<std::string, double>& phase_s);
 // A phase lasts until the next one begins, so the phases of a step add up to its time.
 class PhaseTimers : public StepObserver {
  public:
-  explicit PhaseTimers(at::Device device) : device_(device) {}
+  // On a GPU they time the stream that is current now. What runs beside it counts where it is waited for.
+  explicit PhaseTimers(at::Device device);
 
   void begin(StepPhase phase, int64_t segment) override;
   void end(StepPhase, int64_t) override {}
@@ -50,6 +52,7 @@ class PhaseTimers : public StepObserver {
   void settle();
 
   at::Device device_;
+  c10::Stream stream_;
   std::optional<StepPhase> phase_;
   Clock::time_point since_{};
   PhaseSeconds seconds_{};

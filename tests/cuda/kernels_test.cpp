@@ -1,5 +1,6 @@
 // The CUDA kernels against the CPU's. Needs a GPU and a build with them.
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -79,6 +80,23 @@ TEST_P(CudaKernels, LinearAndMlp) {
   }
 }
 
+// With all products of a layer timed, and the fastest taken; a choice that was made is taken again.
+TEST_P(CudaKernels, TimedLinearAndMlp) {
+  const at::ScalarType low = GetParam();
+  cuda::take_epilogue_algorithm(cuda::kFastestEpilogueAlgorithm);
+  const Tensors in = {randn({4, 33, 64}, low, 1), randn({256, 64}, low, 2) / 8, randn({256}, low, 3),
+                      randn({64, 256}, low, 4) / 16, randn({64}, low, 5)};
+  expect_agreement([=](const Tensors& t) { return linear(t[0], t[1], t[2], low); }, {in[0], in[1], in[2]});
+  expect_agreement([=](const Tensors& t) { return gelu_tanh_mlp(t[0], {t[1], t[2], t[3], t[4]}, low); }, in);
+  const size_t num_choices = cuda::product_choices().size();
+  if (low != at::kFloat) {
+    EXPECT_GT(num_choices, 0u);
+  }
+  expect_agreement([=](const Tensors& t) { return linear(t[0], t[1], t[2], low); }, {in[0], in[1], in[2]});
+  EXPECT_EQ(cuda::product_choices().size(), num_choices);
+  cuda::take_epilogue_algorithm(0);
+}
+
 // What a refused epilogue costs is not in the plan. cuBLASLt must serve the shapes of DiT-XL/2.
 TEST_P(CudaKernels, EpiloguesServeTheWidthOfXl2) {
   if (GetParam() != at::kBFloat16 || cuda::capability() != 90) GTEST_SKIP() << "asserted for bf16 on 9.0";
@@ -94,7 +112,7 @@ TEST_P(CudaKernels, EpiloguesServeTheWidthOfXl2) {
   torch::autograd::grad({out}, {x, weights.weight_1, weights.bias_1, weights.weight_2, weights.bias_2},
                         {at::ones_like(out)});
   const std::vector<cuda::EpilogueCount> after = cuda::epilogue_counts();
-  for (size_t i = 0; i < after.size(); ++i) {
+  for (size_t i = 0; i < 3; ++i) {  // those with elementwise work
     EXPECT_GT(after[i].served, before[i].served) << after[i].product;
     EXPECT_EQ(after[i].refused, before[i].refused) << after[i].product;
   }
@@ -105,6 +123,19 @@ TEST_P(CudaKernels, PacksHeadGradients) {
                    k = randn({2, 3, 9, 72}, GetParam(), 2).to(at::kCUDA), v = q * 2;
   EXPECT_TRUE(at::equal(cuda::pack_heads(q, k, v),
                         at::stack({q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)}, 2)));
+}
+
+TEST_P(CudaKernels, GroupNormOfPictures) {
+  for (const auto& [channels, height, width] :
+       {std::array<int64_t, 3>{320, 33, 31}, {2560, 8, 8}, {64, 64, 64}, {30, 5, 7}})
+    for (const bool silu : {true, false}) {
+      const int64_t groups = channels == 30 ? 3 : 32;
+      const at::Tensor x = randn({2, channels, height, width}, GetParam(), 1);
+      expect_agreement(
+          [=](const Tensors& in) { return group_norm_silu(in[0], groups, in[1], in[2], 1e-5, silu); },
+          {x.contiguous(at::MemoryFormat::ChannelsLast), randn({channels}, GetParam(), 2),
+           randn({channels}, GetParam(), 3)});
+    }
 }
 
 TEST_P(CudaKernels, CudnnAttention) {
@@ -118,9 +149,13 @@ TEST_P(CudaKernels, CudnnAttention) {
     const AttentionResult result = cuda::cudnn_attention(gpu, scale);
     expect_close(result.out.cpu(), attend(wide), 2 * rtol());
     const at::Tensor grad = randn(result.out.sizes(), GetParam(), 2);
-    const at::Tensor got =
+    const at::Tensor wanted = gradients(attend, wide, grad.to(at::kDouble))[0];
+    const at::Tensor parts =
         cuda::packed(cuda::cudnn_attention_backward(grad.to(at::kCUDA), gpu, result, scale));
-    expect_close(got.cpu(), gradients(attend, wide, grad.to(at::kDouble))[0], 3 * rtol());
+    expect_close(parts.cpu(), wanted, 3 * rtol());
+    const at::Tensor whole = cuda::cudnn_packed_backward(grad.to(at::kCUDA), gpu, result, scale);
+    ASSERT_TRUE(whole.defined()) << "cuDNN has no kernel that writes packed gradients";
+    expect_close(whole.cpu(), wanted, 3 * rtol());
   }
 }
 

@@ -84,6 +84,19 @@ TEST_F(CudaStep, IsTheSameEveryTime) {
   }
 }
 
+// Each segment's forward waits for its own update, so none reads what is half written.
+TEST_F(CudaStep, AnUpdateBesideTheNextForwardIsTheSame) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t hidden_size :
+         {48, 384}) {  // an update that is shorter than the forward, and a longer one
+      TinyOptions options =
+          on_gpu({.compute_dtype = dtype, .max_grad_norm = 1, .depth = 4, .hidden_size = hidden_size});
+      const Outcome among = test::train(options, kBatch, kSteps);
+      options.update_beside = kGpu;
+      expect_same(test::train(options, kBatch, kSteps), among);
+    }
+}
+
 TEST_F(CudaStep, MemoryChoicesDoNotChangeABit) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const Outcome expected = test::train(on_gpu({.compute_dtype = dtype}), kBatch, kSteps);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <utility>
+#include <vector>
 
 #include "cuda_emulation/fake_cublaslt.h"
 #include "ops/cuda/kernels.h"
@@ -32,7 +33,8 @@ int ask(EpilogueProduct product, size_t rows) {
 
 TEST(EpilogueProducts, AreCountedProductByProduct) {
   for (const auto product :
-       {EpilogueProduct::kAffineGelu, EpilogueProduct::kGradRowsGelu, EpilogueProduct::kGradWeight}) {
+       {EpilogueProduct::kAffineGelu, EpilogueProduct::kGradRowsGelu, EpilogueProduct::kGradWeight,
+        EpilogueProduct::kAffine, EpilogueProduct::kGradRows}) {
     const auto [served, refused] = served_and_refused(product);
     set_cublaslt(CublasLt::kServes);
     EXPECT_EQ(ask(product, 101), 0);
@@ -59,6 +61,75 @@ TEST(EpilogueProducts, TheNthAlgorithmIsAnotherChoice) {
     EXPECT_EQ(ask(EpilogueProduct::kGradWeight, 105), 0);
     EXPECT_EQ(emulation::last_algorithm(), nth);
   }
+}
+
+std::vector<ProductChoice> choices_of(size_t rows) {
+  std::vector<ProductChoice> all(kiln_cuda_product_choices(nullptr, 0));
+  kiln_cuda_product_choices(all.data(), all.size());
+  std::erase_if(all, [&](const ProductChoice& choice) { return choice.n != rows; });
+  return all;
+}
+
+class TimedProducts : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    set_cublaslt(CublasLt::kServes);
+    kiln_cuda_take_epilogue_algorithm(kFastestAlgorithm);
+    emulation::set_milliseconds({5, 4, -1, 3, 9, 2, 6, 7});
+  }
+  void TearDown() override {
+    kiln_cuda_take_epilogue_algorithm(0);
+    emulation::set_milliseconds({1, 1, 1, 1, 1, 1, 1, 1});
+    emulation::set_recording(false);
+  }
+};
+
+// All are timed at the first product; one that refuses to start is left out. From then on the shape is asked
+// for once and started once.
+TEST_F(TimedProducts, TheFastestIsTakenForAShape) {
+  EXPECT_EQ(ask(EpilogueProduct::kAffine, 201), 0);
+  EXPECT_EQ(emulation::last_algorithm(), 5);
+  emulation::set_milliseconds({1, 1, 1, 1, 1, 9, 1, 1});
+  const int choices = emulation::num_choices(), products = emulation::num_products();
+  EXPECT_EQ(ask(EpilogueProduct::kAffine, 201), 0);
+  EXPECT_EQ(emulation::last_algorithm(), 5);
+  EXPECT_EQ(emulation::num_choices(), choices);
+  EXPECT_EQ(emulation::num_products(), products + 1);
+  ASSERT_EQ(choices_of(201).size(), 1u);
+  EXPECT_FLOAT_EQ(choices_of(201)[0].microseconds, 2000);
+  EXPECT_FLOAT_EQ(choices_of(201)[0].first_microseconds, 5000);
+}
+
+TEST_F(TimedProducts, AChoiceThatWasKeptIsTakenUntimed) {
+  EXPECT_EQ(ask(EpilogueProduct::kGradRows, 202), 0);
+  ProductChoice kept = choices_of(202).at(0);
+  kept.n = 203;
+  kept.algorithm[0] = 7;
+  kiln_cuda_set_product_choice(&kept);
+  const int choices = emulation::num_choices(), products = emulation::num_products();
+  EXPECT_EQ(ask(EpilogueProduct::kGradRows, 203), 0);
+  EXPECT_EQ(emulation::last_algorithm(), 7);
+  EXPECT_EQ(emulation::num_choices(), choices);
+  EXPECT_EQ(emulation::num_products(), products + 1);
+}
+
+// Nothing can be timed while a graph is recorded: the first proposal is taken, and is no choice.
+TEST_F(TimedProducts, ARecordedProductIsNotTimed) {
+  emulation::set_recording(true);
+  EXPECT_EQ(ask(EpilogueProduct::kAffine, 204), 0);
+  EXPECT_EQ(emulation::last_algorithm(), 0);
+  EXPECT_TRUE(choices_of(204).empty());
+  emulation::set_recording(false);
+  EXPECT_EQ(ask(EpilogueProduct::kAffine, 204), 0);
+  emulation::set_recording(true);
+  EXPECT_EQ(ask(EpilogueProduct::kAffine, 204), 0);
+  EXPECT_EQ(emulation::last_algorithm(), 5);
+}
+
+TEST_F(TimedProducts, AShapeThatNoneServesIsRefused) {
+  emulation::set_milliseconds({-1, -1, -1, -1, -1, -1, -1, -1});
+  EXPECT_EQ(ask(EpilogueProduct::kAffine, 205), int{kEpilogueNotServed});
+  EXPECT_TRUE(choices_of(205).empty());
 }
 
 }  // namespace

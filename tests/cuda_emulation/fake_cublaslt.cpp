@@ -7,7 +7,10 @@ namespace kiln::emulation {
 namespace {
 
 CublasLt answer = CublasLt::kServes;
-int choices = 0, last = -1;
+int choices = 0, last = -1, products = 0;
+std::array<float, 8> milliseconds = {1, 1, 1, 1, 1, 1, 1, 1};
+float now = 0;
+bool recording = false;
 
 template <class Handle>
 cublasStatus_t give(Handle* handle) {
@@ -21,6 +24,9 @@ cublasStatus_t give(Handle* handle) {
 void set_cublaslt(CublasLt wanted) { answer = wanted; }
 int num_choices() { return choices; }
 int last_algorithm() { return last; }
+int num_products() { return products; }
+void set_milliseconds(const std::array<float, 8>& of_algorithms) { milliseconds = of_algorithms; }
+void set_recording(bool is_recording) { recording = is_recording; }
 
 }  // namespace kiln::emulation
 
@@ -68,10 +74,39 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void
                               const void*, cublasLtMatrixLayout_t, void*, cublasLtMatrixLayout_t,
                               const cublasLtMatmulAlgo_t* algorithm, void*, size_t, cudaStream_t) {
   last = static_cast<int>(algorithm->data[0]);
+  ++products;
+  const float takes = milliseconds.at(algorithm->data[0]);
+  if (takes < 0) return CUBLAS_STATUS_INVALID_VALUE;
+  now += takes;
   return answer == CublasLt::kServes ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 cudaError_t cudaGetDevice(int* device) {
   *device = 0;
+  return cudaSuccess;
+}
+
+size_t cublasLtGetVersion() { return 130100; }
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = recording ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = reinterpret_cast<cudaEvent_t>(new float(0));
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  if (recording) return cudaErrorStreamCaptureUnsupported;
+  *reinterpret_cast<float*>(event) = now;
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* elapsed, cudaEvent_t begin, cudaEvent_t end) {
+  *elapsed = *reinterpret_cast<float*>(end) - *reinterpret_cast<float*>(begin);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete reinterpret_cast<float*>(event);
   return cudaSuccess;
 }

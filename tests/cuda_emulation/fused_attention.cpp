@@ -154,11 +154,32 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt> efficient_f
   return {out, log_sum, state, state.clone(), most_queries, most_rows};
 }
 
+// Samples of equal length (B, N, H, d) as one batch entry with offsets.
+struct EqualSamples {
+  Tensor offsets;
+  explicit EqualSamples(const Tensor& q)
+      : offsets(at::arange(0, q.size(0) * q.size(1) + 1, q.size(1), at::TensorOptions(at::kInt))) {}
+  static Tensor joined(const Tensor& tokens) { return tokens.flatten(0, 1).unsqueeze(0); }
+};
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
-    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor&,
+    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& bias,
     const Tensor& out, const OptionalTensor& q_offsets, const OptionalTensor& k_offsets, int64_t most_queries,
-    int64_t most_rows, const Tensor& log_sum, double, const Tensor&, const Tensor&, int64_t, bool,
-    std::optional<double> scale, std::optional<int64_t>, std::optional<int64_t>, bool) {
+    int64_t most_rows, const Tensor& log_sum, double dropout, const Tensor& seed, const Tensor& offset,
+    int64_t mask_type, bool bias_grad, std::optional<double> scale, std::optional<int64_t> splits,
+    std::optional<int64_t> window, bool shares_storage) {
+  if (!q_offsets) {
+    const EqualSamples samples(q);
+    const auto joined = &EqualSamples::joined;
+    const auto [to_q, to_k, to_v, none] = efficient_backward(
+        joined(grad), joined(q), joined(k), joined(v), bias, joined(out), samples.offsets, samples.offsets,
+        most_queries, most_rows, log_sum, dropout, seed, offset, mask_type, bias_grad, scale, splits, window,
+        /*shares_storage=*/false);
+    const auto apart = [&](const Tensor& tokens) { return tokens.view(q.sizes()); };
+    if (!shares_storage) return {apart(to_q), apart(to_k), apart(to_v), none};
+    const Tensor together = at::stack({apart(to_q), apart(to_k), apart(to_v)}, 2);
+    return {together.select(2, 0), together.select(2, 1), together.select(2, 2), none};
+  }
   const auto [to_q, to_k, to_v] = efficient(q, k, v, *q_offsets, *k_offsets, most_queries, most_rows, *scale)
                                       .backward(grad.contiguous().squeeze(0), out.squeeze(0), log_sum);
   return {to_q.unsqueeze(0), to_k.unsqueeze(0), to_v.unsqueeze(0), Tensor()};

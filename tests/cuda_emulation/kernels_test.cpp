@@ -7,7 +7,7 @@
 
 #include "core/philox.h"
 #include "core/tensors.h"
-#include "cuda_emulation/order.h"
+#include "cuda_emulation/kernel_checks.h"
 #include "ops/checks.h"
 #include "ops/fp8.h"
 #include "ops/modulation.h"
@@ -16,40 +16,12 @@
 namespace kiln::ops {
 namespace {
 
-using emulation::Order;
-
-Dtype dtype_of(const at::Tensor& tensor) { return from_scalar_type(tensor.scalar_type()); }
-
-// An unwritten element shows, and so does one written beyond the end.
-at::Tensor poisoned(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::full(sizes, std::numeric_limits<double>::quiet_NaN(), dtype);
-}
-
-void* data(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
-
-// `run` gives the same bits whichever thread comes first: no thread reads what another one of its block
-// writes without a barrier between.
-Tensors in_both_orders(const std::function<Tensors()>& run) {
-  emulation::set_order(Order::kDescending);
-  const Tensors backwards = run();
-  emulation::set_order(Order::kAscending);
-  const Tensors forwards = run();
-  SCOPED_TRACE("a race");
-  expect_same_bits(forwards, backwards);
-  return forwards;
-}
-
 struct RowCase {
   int64_t batch, num_tokens, width;
   at::ScalarType x_dtype, low;
   bool has_branch;
   int64_t shift = 0;  // elements by which x, y and gradients miss 16-byte alignment
 };
-
-at::Tensor shifted(const at::Tensor& tensor, int64_t by) {
-  const at::Tensor flat = at::empty({tensor.numel() + by}, tensor.options());
-  return flat.narrow(0, by, tensor.numel()).view(tensor.sizes()).copy_(tensor);
-}
 
 class RowKernels : public ::testing::TestWithParam<RowCase> {
  protected:

@@ -1,6 +1,8 @@
 #include <limits>
 
+#include "core/allocations.h"
 #include "ops/checks.h"
+#include "ops/op_recorder.h"
 
 namespace kiln::ops {
 namespace {
@@ -94,6 +96,40 @@ TEST(GroupNormSilu, NanSpoilsItsGroupAlone) {
     EXPECT_FALSE(finite.narrow(1, 2, 2).any().item<bool>());
     EXPECT_EQ(finite.sum().item<int64_t>(), 6 * 25);
   }
+}
+
+class LargeAllocations : public AllocationObserver {
+ public:
+  explicit LargeAllocations(size_t least_bytes) : least_bytes_(least_bytes) {}
+  void allocated(uint64_t, size_t bytes) override { count += bytes >= least_bytes_; }
+  void freed(uint64_t, size_t) override {}
+  int count = 0;
+
+ private:
+  size_t least_bytes_;
+};
+
+// On a GPU a channels-last picture is normalised as it lies. Each pass reads it twice: for sums, then for the
+// result.
+TEST(GroupNormSilu, APlanOfAGpuHasNoCopyOfAPicture) {
+  const DryRunScope dry_run(DryRunDevice::kCuda);
+  const auto options = at::TensorOptions(at::kMeta).dtype(kBf16);
+  const at::Tensor x = at::empty({2, 64, 32, 32}, options, kLast).requires_grad_();
+  const at::Tensor weight = at::empty({64}, options).requires_grad_(), bias = at::empty_like(weight);
+  LargeAllocations pictures(x.nbytes());
+  OpRecorder recorder(/*timed=*/false);
+  const MetaAllocationScope scope(pictures);
+  const at::Tensor out = group_norm_silu(x, 32, weight, bias, 1e-6, true);
+  EXPECT_EQ(pictures.count, 1);
+  const Tensors grads = torch::autograd::grad({out}, {x, weight}, {out.detach()});
+  EXPECT_EQ(pictures.count, 2);
+  EXPECT_TRUE(grads[0].is_contiguous(kLast));
+  const std::vector<OpRecord> ops = recorder.take();
+  ASSERT_EQ(ops.size(), 2U);
+  EXPECT_EQ(ops[0].name, "kiln::group_norm_silu");
+  EXPECT_NEAR(ops[0].bytes, 3.0 * static_cast<double>(x.nbytes()), 1e3);
+  EXPECT_EQ(ops[1].name, "kiln::group_norm_silu_backward");
+  EXPECT_NEAR(ops[1].bytes, 5.0 * static_cast<double>(x.nbytes()), 2e3);
 }
 
 TEST(GroupNormSilu, NamesWhatIsWrong) {

@@ -37,7 +37,7 @@ TEST(GeluTanhMlp, KeepsGeluOnRequest) {
   const at::Tensor direction = randn({3, 5, 7}, at::kBFloat16, 9);
   std::vector<Tensors> found;
   for (const bool keeps : {false, true}) {
-    const GeluScope scope(keeps);
+    const OpChoicesScope scope({.keep_gelu = keeps});
     OpRecorder recorder(/*timed=*/false);
     found.push_back(gradients(mlp(at::kBFloat16), in, direction));
     const std::vector<OpRecord> ops = recorder.take();

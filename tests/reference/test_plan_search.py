@@ -233,6 +233,23 @@ def test_fast_dits_options_beside_its_figures(kiln):
     assert "measured by others: fast-DiT's README, 1 x A100-80G, 128 images a step" in text and "0.84 steps/s; planned like that: " in text
 
 
+def test_a_gpus_step_by_kinds_of_operations():
+    """The rows sum to the step of the plan, with and without what no GPU has run yet."""
+    _, _, *rows = rows_of("gpu-step")
+    *kinds, total, images, _, memory = rows
+    for column, more in ((2, []), (3, ["--keep-gelu", "--untried-gpu"])):
+        plan = read_json("plan", "--model", "DiT-XL/2", "--gpu", "H200", "--compute-dtype", "bf16", "--global-batch", 32, *more)["predicted"]
+        assert total[column] == f"{1e3 * plan['step_s']:.1f}" and images[column] == f"{plan['images_per_s']:.0f}"
+        assert memory[column] == f"{plan['needed_bytes'] / 2**30:.1f} GiB"
+        assert abs(sum(float(row[column]) for row in kinds) - float(total[column])) < 0.5
+    before, after = ({row[0].split(":")[0]: float(row[column]) for row in kinds} for column in (2, 3))
+    assert after["update"] < before["update"] and after["products"] < before["products"] and after["GELU again"] == 0
+    # Attention packs its own gradients, and a block's last residual is added in the pass of the next norm.
+    for kind in ("attention, its gradients packed", "adaLN and gates, forward", "adaLN and gates, backward"):
+        assert after[kind] < before[kind]
+    assert_fails("--table gpu-step is about a GPU, got --gpu cpu", "plan", "--table", "gpu-step", "--gpu", "cpu")
+
+
 def test_pictures_can_be_encoded_in_a_plan():
     """Without data, with an autoencoder that need not be there: its time and memory."""
     common = ["plan", "--model", "DiT-B/4", "--gpu", "A100-80G", "--compute-dtype", "bf16"]

@@ -78,6 +78,7 @@ inline Outcome take_steps(const TinyTraining& tiny, int64_t global_batch, int64_
     const StepBatch batch = tiny.batch(global_batch, static_cast<uint64_t>(step));
     outcome.losses.push_back(tiny.step->run(rows_of(batch, tiny.state->zero->group()), 1e-3).loss);
   }
+  tiny.state->zero->finish_gathers();  // an update may still run beside
   outcome.state = state_of(tiny);
   return outcome;
 }

@@ -38,11 +38,13 @@ struct TinyOptions {
   ZeroOptions zero{};
   OffloadOptions offload{};
   bool updates_unread = true;
+  std::optional<at::Device> update_beside{};
   int64_t depth = 2, hidden_size = 48;
   ops::Products products = ops::Products::kComputeDtype;
   nlohmann::json optimizer_config = {{"type", "adamw"}};
   LossScalerOptions loss_scaler{};
   std::optional<GraphOptions> graphs{};
+  ops::OpChoices op_choices{};
 };
 
 struct TinyTraining {
@@ -92,7 +94,9 @@ struct TinyTraining {
                                                    .micro_batch = options.micro_batch,
                                                    .max_grad_norm = options.max_grad_norm,
                                                    .memory = options.memory,
+                                                   .op_choices = options.op_choices,
                                                    .updates_unread = options.updates_unread,
+                                                   .update_beside = options.update_beside,
                                                    .graphs = options.graphs});
   }
 

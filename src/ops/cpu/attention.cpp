@@ -144,13 +144,13 @@ AttentionResult attention(const at::Tensor& qkv_stored, double scale, AttentionE
   return {out.to(qkv_stored.scalar_type()), log2_sum, {}, {}};
 }
 
-at::Tensor attention_backward(const at::Tensor& grad_stored, const at::Tensor& qkv_stored,
-                              const AttentionResult& result, double scale, AttentionEngine) {
+AttentionGrads attention_backward(const at::Tensor& grad_stored, const at::Tensor& qkv_stored,
+                                  const AttentionResult& result, const AttentionPass& pass) {
   const at::ScalarType dtype = attention_dtype(qkv_stored);
   const at::Tensor qkv = qkv_stored.to(dtype), grad_out = grad_stored.to(dtype), out = result.out.to(dtype);
   const at::Tensor grad_qkv = at::empty_like(qkv);
   if (has_simd(qkv)) {
-    simd_backward(qkv, scale, out, result.log_sum, grad_out, grad_qkv);
+    simd_backward(qkv, pass.scale, out, result.log_sum, grad_out, grad_qkv);
   } else {
     const Shape shape(qkv);
     const auto heads = [&](const at::Tensor& tokens) {
@@ -158,12 +158,12 @@ at::Tensor attention_backward(const at::Tensor& grad_stored, const at::Tensor& q
     };
     const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         heads(grad_out), attention_heads(qkv, 0), attention_heads(qkv, 1), attention_heads(qkv, 2),
-        heads(out), result.log_sum, 0.0, false, {}, scale);
+        heads(out), result.log_sum, 0.0, false, {}, pass.scale);
     attention_heads(grad_qkv, 0).copy_(grad_q);
     attention_heads(grad_qkv, 1).copy_(grad_k);
     attention_heads(grad_qkv, 2).copy_(grad_v);
   }
-  return grad_qkv.to(qkv_stored.scalar_type());
+  return {.packed = grad_qkv.to(qkv_stored.scalar_type()), .q = {}, .k = {}, .v = {}};
 }
 
 }  // namespace kiln::ops::cpu

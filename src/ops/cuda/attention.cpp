@@ -3,6 +3,7 @@
 #include "ops/attention.h"
 
 #include <ATen/SDPBackend.h>
+#include <ATen/ops/_efficient_attention_backward.h>
 
 #include <array>
 #include <atomic>
@@ -23,6 +24,22 @@ Heads heads_of(const at::Tensor& qkv) {
 
 constexpr std::array kEngineNames{"composed", "cpu", "flash", "cudnn", "memory-efficient"};
 std::array<std::atomic<bool>, kEngineNames.size()> engines_seen;
+
+// The three gradients as parts of one memory (B, N, 3, H, d), which ATen makes.
+at::Tensor packed_efficient_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                     const AttentionResult& result, double scale) {
+  constexpr int64_t kNoMask = 0;  // sdp::CustomMaskType
+  const int64_t num_tokens = qkv.size(1);
+  const auto rows = [&](const at::Tensor& tokens) {  // (B, N, H, d)
+    return tokens.view({qkv.size(0), num_tokens, qkv.size(3), qkv.size(4)});
+  };
+  const at::Tensor grad_q = std::get<0>(at::_efficient_attention_backward(
+      rows(grad_out), qkv.select(2, 0), qkv.select(2, 1), qkv.select(2, 2), /*bias=*/{}, rows(result.out),
+      /*cu_seqlens_q=*/{}, /*cu_seqlens_k=*/{}, num_tokens, num_tokens, result.log_sum, /*dropout_p=*/0.0,
+      result.seed, result.offset, kNoMask, /*bias_requires_grad=*/false, scale, /*num_splits_key=*/{},
+      /*window_size=*/{}, /*shared_storage_dqdkdv=*/true));
+  return grad_q.as_strided(qkv.sizes(), qkv.strides(), 0);
+}
 
 [[noreturn]] void unknown_engine() { throw std::logic_error("packed_attention: not an engine of CUDA"); }
 
@@ -112,8 +129,16 @@ AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine e
   return result;
 }
 
-at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
-                              const AttentionResult& result, double scale, AttentionEngine engine) {
+at::Tensor cudnn_packed_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                 const AttentionResult& result, double scale) {
+  const at::Tensor grad_qkv = at::empty_like(qkv);
+  const bool is_served = result.log_sum.is_contiguous() &&
+                         attention_grads(qkv, result.out, result.log_sum, grad_out, scale, grad_qkv);
+  return is_served ? grad_qkv : at::Tensor();
+}
+
+AttentionGrads attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                  const AttentionResult& result, const AttentionPass& pass) {
   const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
                 head_dim = qkv.size(4);
   const auto heads = [&](const at::Tensor& tokens) {
@@ -121,24 +146,27 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
   };
   const auto [q, k, v] = heads_of(qkv);
   AttentionGrads grads;
-  switch (engine) {
+  switch (pass.engine) {
     case AttentionEngine::kFlash:
       std::tie(grads.q, grads.k, grads.v) = at::_scaled_dot_product_flash_attention_backward(
           heads(grad_out), q, k, v, heads(result.out), result.log_sum, {}, {}, num_tokens, num_tokens, 0.0,
-          false, result.seed, result.offset, scale);
-      break;
+          false, result.seed, result.offset, pass.scale);
+      return grads;
     case AttentionEngine::kCudnn:
-      grads = cudnn_attention_backward(grad_out, qkv, result, scale);
-      break;
+      if (pass.packs) grads.packed = cudnn_packed_backward(grad_out, qkv, result, pass.scale);
+      return grads.packed.defined() ? grads : cudnn_attention_backward(grad_out, qkv, result, pass.scale);
     case AttentionEngine::kMemoryEfficient:
+      if (pass.packs) {
+        grads.packed = packed_efficient_backward(grad_out, qkv, result, pass.scale);
+        return grads;
+      }
       std::tie(grads.q, grads.k, grads.v, std::ignore) = at::_scaled_dot_product_efficient_attention_backward(
           heads(grad_out), q, k, v, {}, heads(result.out), result.log_sum, result.seed, result.offset, 0.0,
-          {true, true, true, false}, false, scale);
-      break;
+          {true, true, true, false}, false, pass.scale);
+      return grads;
     default:
       unknown_engine();
   }
-  return packed(grads);
 }
 
 }  // namespace kiln::ops::cuda

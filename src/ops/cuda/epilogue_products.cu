@@ -1,9 +1,10 @@
-// Matrix products through cuBLASLt whose epilogue does elementwise work: gelu and its slope, bias sums.
+// Matrix products through cuBLASLt. The epilogues of most do elementwise work: gelu and its slope, bias sums.
 // Matrices are row-major here and column-major in cuBLASLt, so each appears as its own transpose, and the
 // right operand comes first.
 #include <cublasLt.h>
 
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -57,6 +58,11 @@ Shape shape_of(const EpilogueProductArgs& args) {
       return {out, rows, in, true, false, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
     case EpilogueProduct::kGradRowsGelu:
       return {in, rows, out, false, false, CUBLASLT_EPILOGUE_DGELU_BGRAD};
+    case EpilogueProduct::kAffine:
+      return {out,  rows,  in,
+              true, false, args.bias == nullptr ? CUBLASLT_EPILOGUE_DEFAULT : CUBLASLT_EPILOGUE_BIAS};
+    case EpilogueProduct::kGradRows:
+      return {in, rows, out, false, false, CUBLASLT_EPILOGUE_DEFAULT};
     default:
       return {in, out, rows, false, true, CUBLASLT_EPILOGUE_BGRADB};
   }
@@ -91,6 +97,7 @@ cublasStatus_t describe(const EpilogueProductArgs& args, const Shape& shape, Pro
   KILN_RETURN_UNLESS_OK(set(product.handle, CUBLASLT_MATMUL_DESC_TRANSB, op(shape.transposes_left)));
   KILN_RETURN_UNLESS_OK(
       set(product.handle, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(shape.epilogue)));
+  if (args.bias == nullptr) return CUBLAS_STATUS_SUCCESS;
   KILN_RETURN_UNLESS_OK(set(product.handle, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias));
   KILN_RETURN_UNLESS_OK(
       set(product.handle, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(data_type(args.dtype))));
@@ -101,8 +108,10 @@ cublasStatus_t describe(const EpilogueProductArgs& args, const Shape& shape, Pro
 
 std::atomic<int> wanted_algorithm{0};
 
-cublasStatus_t choose(int nth, cublasLtHandle_t handle, const Product& product, const Layout (&layouts)[3],
-                      const int (&alignments)[3], size_t workspace_bytes, cublasLtMatmulAlgo_t* algorithm) {
+// Writes the first `most` algorithms that cuBLASLt proposes, its best guess first, and their number.
+cublasStatus_t propose(cublasLtHandle_t handle, const Product& product, const Layout (&layouts)[3],
+                       const int (&alignments)[3], size_t workspace_bytes, int most,
+                       cublasLtMatmulHeuristicResult_t* results, int* found) {
   Preference preference;
   KILN_RETURN_UNLESS_OK(cublasLtMatmulPreferenceCreate(&preference.handle));
   KILN_RETURN_UNLESS_OK(set(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes));
@@ -115,23 +124,84 @@ cublasStatus_t choose(int nth, cublasLtHandle_t handle, const Product& product, 
   for (int i = 0; i < 4; ++i)
     KILN_RETURN_UNLESS_OK(
         set(preference.handle, attributes[i], static_cast<uint32_t>(alignments[i < 2 ? i : 2])));
-  cublasLtMatmulHeuristicResult_t results[kEpilogueAlgorithms] = {};
-  int found = 0;
-  KILN_RETURN_UNLESS_OK(cublasLtMatmulAlgoGetHeuristic(
-      handle, product.handle, layouts[0].handle, layouts[1].handle, layouts[2].handle, layouts[2].handle,
-      preference.handle, nth + 1, results, &found));
-  if (found <= nth) return CUBLAS_STATUS_NOT_SUPPORTED;
-  *algorithm = results[nth].algo;
-  return results[nth].state;
+  return cublasLtMatmulAlgoGetHeuristic(handle, product.handle, layouts[0].handle, layouts[1].handle,
+                                        layouts[2].handle, layouts[2].handle, preference.handle, most,
+                                        results, found);
 }
 
+// Times work on a stream. It fails where the stream is being recorded into a graph.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    is_ok_ = cudaEventCreate(&begin_) == cudaSuccess && cudaEventCreate(&end_) == cudaSuccess;
+  }
+  ~Stopwatch() {
+    if (begin_ != nullptr) cudaEventDestroy(begin_);
+    if (end_ != nullptr) cudaEventDestroy(end_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+
+  // Returns the mean milliseconds of a few runs of `work` after a first one, or a negative number.
+  template <class Work>
+  float milliseconds_of(const Work& work) const {
+    constexpr int kRuns = 5;
+    float milliseconds = -1;
+    if (!is_ok_ || work() != CUBLAS_STATUS_SUCCESS || cudaEventRecord(begin_, stream_) != cudaSuccess)
+      return -1;
+    for (int run = 0; run < kRuns; ++run)
+      if (work() != CUBLAS_STATUS_SUCCESS) return -1;
+    const bool is_timed = cudaEventRecord(end_, stream_) == cudaSuccess &&
+                          cudaEventSynchronize(end_) == cudaSuccess &&
+                          cudaEventElapsedTime(&milliseconds, begin_, end_) == cudaSuccess;
+    return is_timed ? milliseconds / kRuns : -1;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  bool is_ok_ = false;
+};
+
 using Key = std::tuple<int, int, int, int, size_t, size_t, size_t, int, int, int, size_t>;
+
+struct Choice {
+  cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+  cublasLtMatmulAlgo_t algorithm{};
+  float microseconds = 0, first_microseconds = 0;  // 0: not timed
+};
 
 // The choice for a shape is made once, so the next call of the same shape gives the same bits.
 struct Choices {
   std::mutex mutex;
-  std::map<Key, std::pair<cublasStatus_t, cublasLtMatmulAlgo_t>> made;
+  std::map<Key, Choice> made;
 };
+Choices& choices() {
+  static Choices all;
+  return all;
+}
+
+// `run`: starts the product with an algorithm.
+template <class Run>
+Choice fastest_of(const cublasLtMatmulHeuristicResult_t* results, int found, cudaStream_t stream,
+                  const Run& run) {
+  Choice best;
+  float first = 0;
+  const Stopwatch stopwatch(stream);
+  for (int i = 0; i < found; ++i) {
+    if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+    const float us = 1e3f * stopwatch.milliseconds_of([&] { return run(results[i].algo); });
+    if (us <= 0) continue;
+    if (first == 0) first = us;
+    if (best.status == CUBLAS_STATUS_SUCCESS && us >= best.microseconds) continue;
+    best = {CUBLAS_STATUS_SUCCESS, results[i].algo, us, first};
+  }
+  return best;
+}
+
+bool is_recorded(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
 
 cublasStatus_t multiply(const EpilogueProductArgs& args, void* workspace, size_t workspace_bytes,
                         cudaStream_t stream) {
@@ -153,35 +223,51 @@ cublasStatus_t multiply(const EpilogueProductArgs& args, void* workspace, size_t
   KILN_RETURN_UNLESS_OK(
       cublasLtMatrixLayoutCreate(&layouts[1].handle, type, left_rows, left_columns, left_rows));
   KILN_RETURN_UNLESS_OK(cublasLtMatrixLayoutCreate(&layouts[2].handle, type, shape.m, shape.n, shape.m));
+  const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
+    const float one = 1, zero = 0;
+    return cublasLtMatmul(handle, product.handle, &one, args.right, layouts[0].handle, args.left,
+                          layouts[1].handle, &zero, args.result, layouts[2].handle, args.result,
+                          layouts[2].handle, &algorithm, workspace, workspace_bytes, stream);
+  };
 
   const int alignments[3] = {alignment_of(args.right), alignment_of(args.left), alignment_of(args.result)};
-  static Choices choices;
+  const auto key_of = [&](int nth) {
+    return Key{device,
+               nth,
+               static_cast<int>(args.product),
+               static_cast<int>(args.dtype),
+               shape.m,
+               shape.n,
+               shape.k,
+               alignments[0],
+               alignments[1],
+               alignments[2],
+               workspace_bytes};
+  };
   cublasLtMatmulAlgo_t algorithm;
-  const int nth = wanted_algorithm;
   {
-    const std::lock_guard<std::mutex> lock(choices.mutex);
-    const Key key{device,
-                  nth,
-                  static_cast<int>(args.product),
-                  static_cast<int>(args.dtype),
-                  shape.m,
-                  shape.n,
-                  shape.k,
-                  alignments[0],
-                  alignments[1],
-                  alignments[2],
-                  workspace_bytes};
-    const auto [entry, is_new] = choices.made.try_emplace(key);
-    if (is_new)
-      entry->second.first =
-          choose(nth, handle, product, layouts, alignments, workspace_bytes, &entry->second.second);
-    KILN_RETURN_UNLESS_OK(entry->second.first);
-    algorithm = entry->second.second;
+    const std::lock_guard<std::mutex> lock(choices().mutex);
+    auto& made = choices().made;
+    int nth = wanted_algorithm;
+    // Nothing can be timed there. A shape is walked once before it is recorded, so this is rare.
+    if (nth == kFastestAlgorithm && made.count(key_of(nth)) == 0 && is_recorded(stream)) nth = 0;
+    const auto [entry, is_new] = made.try_emplace(key_of(nth));
+    Choice& choice = entry->second;
+    if (is_new) {
+      cublasLtMatmulHeuristicResult_t results[kEpilogueAlgorithms] = {};
+      int found = 0;
+      const bool is_timed = nth == kFastestAlgorithm;
+      choice.status = propose(handle, product, layouts, alignments, workspace_bytes,
+                              is_timed ? int{kEpilogueAlgorithms} : nth + 1, results, &found);
+      if (choice.status == CUBLAS_STATUS_SUCCESS && is_timed)
+        choice = fastest_of(results, found, stream, run);
+      else if (choice.status == CUBLAS_STATUS_SUCCESS)
+        choice = found <= nth ? Choice{} : Choice{results[nth].state, results[nth].algo, 0, 0};
+    }
+    KILN_RETURN_UNLESS_OK(choice.status);
+    algorithm = choice.algorithm;
   }
-  const float one = 1, zero = 0;
-  return cublasLtMatmul(handle, product.handle, &one, args.right, layouts[0].handle, args.left,
-                        layouts[1].handle, &zero, args.result, layouts[2].handle, args.result,
-                        layouts[2].handle, &algorithm, workspace, workspace_bytes, stream);
+  return run(algorithm);
 }
 
 struct Counts {
@@ -213,6 +299,56 @@ int kiln_cuda_epilogue_product(const kiln::ops::EpilogueProductArgs* args, void*
 }
 
 void kiln_cuda_take_epilogue_algorithm(int nth) { wanted_algorithm = nth; }
+
+void kiln_cuda_set_product_choice(const kiln::ops::ProductChoice* choice) {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return;
+  const Key key{device,
+                kFastestAlgorithm,
+                static_cast<int>(choice->product),
+                static_cast<int>(choice->dtype),
+                choice->m,
+                choice->n,
+                choice->k,
+                choice->alignments[0],
+                choice->alignments[1],
+                choice->alignments[2],
+                choice->workspace_bytes};
+  Choice made{CUBLAS_STATUS_SUCCESS, {}, choice->microseconds, choice->first_microseconds};
+  static_assert(sizeof made.algorithm == sizeof choice->algorithm);
+  std::memcpy(&made.algorithm, choice->algorithm, sizeof made.algorithm);
+  const std::lock_guard<std::mutex> lock(choices().mutex);
+  choices().made[key] = made;
+}
+
+size_t kiln_cuda_product_choices(kiln::ops::ProductChoice* all, size_t most) {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  const std::lock_guard<std::mutex> lock(choices().mutex);
+  size_t count = 0;
+  for (const auto& [key, made] : choices().made) {
+    const auto& [of_device, nth, product, dtype, m, n, k, right, left, result, workspace_bytes] = key;
+    if (of_device != device || nth != kFastestAlgorithm || made.status != CUBLAS_STATUS_SUCCESS) continue;
+    if (count < most) {
+      kiln::ops::ProductChoice& choice = all[count];
+      choice = {static_cast<kiln::ops::EpilogueProduct>(product),
+                static_cast<kiln::Dtype>(dtype),
+                m,
+                n,
+                k,
+                {right, left, result},
+                workspace_bytes,
+                {},
+                made.microseconds,
+                made.first_microseconds};
+      std::memcpy(choice.algorithm, &made.algorithm, sizeof choice.algorithm);
+    }
+    ++count;
+  }
+  return count;
+}
+
+size_t kiln_cuda_cublaslt_version(void) { return cublasLtGetVersion(); }
 
 void kiln_cuda_epilogue_counts(kiln::ops::EpilogueProduct product, int64_t* served, int64_t* refused) {
   const Counts& counts = counts_of(product);

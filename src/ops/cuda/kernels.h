@@ -43,9 +43,21 @@ int kiln_cuda_gated_residual_grad(const kiln::ops::GatedResidualArgs* args, cons
                                   kiln::Dtype grad_dtype, void* dy, void* dgate, float* partials,
                                   size_t rows_per_partial, size_t batch, void* stream);
 
+// `partials` is (2, batch, P, groups) f32 of scratch. At most kWidestRow channels.
+int kiln_cuda_group_norm(const kiln::ops::GroupNormArgs* args, void* out, float* partials, size_t batch,
+                         void* stream);
+int kiln_cuda_group_norm_grad(const kiln::ops::GroupNormArgs* args, const kiln::ops::GroupNormGrads* grads,
+                              size_t batch, void* stream);
+
 // Writes packed (B, N, 3, H, d) from the gradients of q, k and v, in one pass.
 int kiln_cuda_pack_heads(const kiln::ops::HeadGrads* grads, kiln::Dtype dtype, void* packed, size_t batch,
                          size_t num_tokens, size_t num_heads, size_t head_dim, void* stream);
+
+// Backward of attention by cuDNN. The first finds the bytes of scratch that the second takes for that shape;
+// both return kAttentionNotServed, and do nothing, if cuDNN has no such kernel for this GPU.
+enum { kAttentionNotServed = -1 };
+int kiln_cuda_attention_grads_scratch(const kiln::ops::AttentionGradsArgs* args, size_t* bytes);
+int kiln_cuda_attention_grads(const kiln::ops::AttentionGradsArgs* args, void* scratch, void* stream);
 
 // Accumulates in f32. Returns kEpilogueNotServed, and does nothing, if cuBLASLt has no such product for this
 // GPU, shape or alignment.
@@ -53,9 +65,15 @@ enum { kEpilogueNotServed = -1 };
 int kiln_cuda_epilogue_product(const kiln::ops::EpilogueProductArgs* args, void* workspace,
                                size_t workspace_bytes, void* stream);
 // Takes the nth of the algorithms that cuBLASLt proposes for a shape, from 0, its best guess, which is taken
-// unless this was called, to kEpilogueAlgorithms - 1. For measurements.
-enum { kEpilogueAlgorithms = 8 };
+// unless this was called, to kEpilogueAlgorithms - 1. kFastestAlgorithm: all are timed at the first product
+// of a shape, which leaves its result as one product does, and the fastest is taken from then on.
+enum { kEpilogueAlgorithms = 8, kFastestAlgorithm = -1 };
 void kiln_cuda_take_epilogue_algorithm(int nth);
+// Takes a choice that was made before, on the same kind of GPU and version, instead of timing its shape.
+void kiln_cuda_set_product_choice(const kiln::ops::ProductChoice* choice);
+// Writes up to `most` of the current device's choices, those that were set among them. Returns their number.
+size_t kiln_cuda_product_choices(kiln::ops::ProductChoice* choices, size_t most);
+size_t kiln_cuda_cublaslt_version(void);
 // How often this process asked for a product and was served, and how often not.
 void kiln_cuda_epilogue_counts(kiln::ops::EpilogueProduct product, int64_t* served, int64_t* refused);
 

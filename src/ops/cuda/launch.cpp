@@ -3,6 +3,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <atomic>
+
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
@@ -32,6 +35,8 @@ void enqueue(const char* kernel, const at::Tensor& tensor, const Launch& launch)
 }
 
 Dtype dtype_of(const at::Tensor& tensor) { return from_scalar_type(tensor.scalar_type()); }
+
+std::atomic<bool> takes_fastest{false};
 
 }  // namespace
 
@@ -85,6 +90,18 @@ void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, 
   });
 }
 
+void group_norm(const GroupNormArgs& args, const at::Tensor& out, const at::Tensor& partials) {
+  enqueue("group_norm", out, [&](void* stream) {
+    return kiln_cuda_group_norm(&args, out.mutable_data_ptr(), partials.mutable_data_ptr<float>(),
+                                out.size(0), stream);
+  });
+}
+
+void group_norm_grad(const GroupNormArgs& args, const GroupNormGrads& grads, const at::Tensor& grad) {
+  enqueue("group_norm_grad", grad,
+          [&](void* stream) { return kiln_cuda_group_norm_grad(&args, &grads, grad.size(0), stream); });
+}
+
 bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspace) {
   bool is_served = true;
   enqueue("epilogue_product", workspace, [&](void* stream) {
@@ -97,15 +114,32 @@ bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspa
 }
 
 void take_epilogue_algorithm(int nth) {
-  static_assert(kNumEpilogueAlgorithms == static_cast<int>(kEpilogueAlgorithms));
+  static_assert(kNumEpilogueAlgorithms == static_cast<int>(kEpilogueAlgorithms) &&
+                kFastestEpilogueAlgorithm == static_cast<int>(kFastestAlgorithm));
   kiln_cuda_take_epilogue_algorithm(nth);
+  takes_fastest = nth == kFastestEpilogueAlgorithm;
 }
 
+bool times_epilogue_algorithms() { return takes_fastest; }
+
+void set_product_choices(const std::vector<ProductChoice>& choices) {
+  for (const ProductChoice& choice : choices) kiln_cuda_set_product_choice(&choice);
+}
+
+std::vector<ProductChoice> product_choices() {
+  std::vector<ProductChoice> choices(kiln_cuda_product_choices(nullptr, 0));
+  choices.resize(std::min(choices.size(), kiln_cuda_product_choices(choices.data(), choices.size())));
+  return choices;
+}
+
+int64_t cublaslt_version() { return static_cast<int64_t>(kiln_cuda_cublaslt_version()); }
+
 std::vector<EpilogueCount> epilogue_counts() {
-  std::vector<EpilogueCount> counts{{"affine_gelu", 0, 0}, {"grad_rows_gelu", 0, 0}, {"grad_weight", 0, 0}};
-  TORCH_INTERNAL_ASSERT(counts.size() == kNumEpilogueProducts);
-  for (int i = 0; i < kNumEpilogueProducts; ++i)
-    kiln_cuda_epilogue_counts(static_cast<EpilogueProduct>(i), &counts[i].served, &counts[i].refused);
+  std::vector<EpilogueCount> counts;
+  for (int i = 0; i < kNumEpilogueProducts; ++i) {
+    EpilogueCount& count = counts.emplace_back(EpilogueCount{kEpilogueProductNames[i], 0, 0});
+    kiln_cuda_epilogue_counts(static_cast<EpilogueProduct>(i), &count.served, &count.refused);
+  }
   return counts;
 }
 
@@ -145,6 +179,35 @@ at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const 
                                 num_heads, head_dim, stream);
   });
   return packed;
+}
+
+bool attention_grads(const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& log_sum,
+                     const at::Tensor& grad_out, double scale, const at::Tensor& grad_qkv) {
+  const AttentionGradsArgs args{.dtype = dtype_of(qkv),
+                                .batch = static_cast<size_t>(qkv.size(0)),
+                                .num_tokens = static_cast<size_t>(qkv.size(1)),
+                                .num_heads = static_cast<size_t>(qkv.size(3)),
+                                .head_dim = static_cast<size_t>(qkv.size(4)),
+                                .qkv = qkv.const_data_ptr(),
+                                .out = out.const_data_ptr(),
+                                .grad_out = grad_out.const_data_ptr(),
+                                .log_sum = log_sum.const_data_ptr<float>(),
+                                .scale = static_cast<float>(scale),
+                                .grad_qkv = grad_qkv.mutable_data_ptr()};
+  size_t scratch_bytes = 0;
+  bool is_served = true;
+  const auto served = [&](int error) {
+    is_served = error != kAttentionNotServed;
+    return is_served ? error : 0;
+  };
+  enqueue("attention_grads", qkv,
+          [&](void*) { return served(kiln_cuda_attention_grads_scratch(&args, &scratch_bytes)); });
+  if (!is_served) return false;
+  const at::Tensor scratch = at::empty({static_cast<int64_t>(scratch_bytes)}, qkv.options().dtype(at::kByte));
+  enqueue("attention_grads", qkv, [&](void* stream) {
+    return served(kiln_cuda_attention_grads(&args, scratch.mutable_data_ptr(), stream));
+  });
+  return is_served;
 }
 
 void step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
@@ -198,12 +261,22 @@ void adaln_grad(const AdalnArgs&, const GatedResidualArgs&, const AdalnGrads&, c
                 const at::Tensor&, int64_t) {
   missing();
 }
+void group_norm(const GroupNormArgs&, const at::Tensor&, const at::Tensor&) { missing(); }
+void group_norm_grad(const GroupNormArgs&, const GroupNormGrads&, const at::Tensor&) { missing(); }
 bool epilogue_product(const EpilogueProductArgs&, const at::Tensor&) { return false; }
 std::vector<EpilogueCount> epilogue_counts() { return {}; }
 void take_epilogue_algorithm(int) {}
+bool times_epilogue_algorithms() { return false; }
+void set_product_choices(const std::vector<ProductChoice>&) {}
+std::vector<ProductChoice> product_choices() { return {}; }
+int64_t cublaslt_version() { return 0; }
 void to_fp8(const at::Tensor&, float, const at::Tensor&, at::ScalarType, const at::Tensor&,
             const at::Tensor&) {
   missing();
+}
+bool attention_grads(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
+                     const at::Tensor&) {
+  return false;
 }
 at::Tensor pack_heads(const at::Tensor&, const at::Tensor&, const at::Tensor&) { missing(); }
 void step_scale(const at::Tensor&, const at::Tensor&, double, double, const at::Tensor&) { missing(); }

@@ -1,7 +1,7 @@
 // Calls the kernels with tensors on a CUDA device. The functions use the tensor's device and its current
 // stream, and throw errors. In a build without kernels, kernels_compiled() and serves_rows() are false,
-// epilogue_product() does nothing, capability() is 0, and the others must not be called. ops/cuda/kernels.h
-// documents the arguments.
+// epilogue_product() and attention_grads() do nothing, capability() is 0, and the others must not be called.
+// ops/cuda/kernels.h documents the arguments.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -27,6 +27,8 @@ void adaln_grad(const AdalnArgs& args, const GatedResidualArgs& branch, const Ad
 void gated_residual(const GatedResidualArgs& args, const at::Tensor& x, const at::Tensor& out);
 void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, const at::Tensor& dy,
                          const at::Tensor& dgate, const at::Tensor& partials, int64_t rows_per_partial);
+void group_norm(const GroupNormArgs& args, const at::Tensor& out, const at::Tensor& partials);
+void group_norm_grad(const GroupNormArgs& args, const GroupNormGrads& grads, const at::Tensor& grad);
 // Returns false, and does nothing, if cuBLASLt has no such product. `workspace` is bytes of scratch.
 bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspace);
 struct EpilogueCount {
@@ -36,13 +38,23 @@ struct EpilogueCount {
 // Returns what epilogue_product() returned in this process, for each product. Empty in a build without
 // kernels.
 std::vector<EpilogueCount> epilogue_counts();
-// Takes the nth of the algorithms that cuBLASLt proposes for each shape, instead of its first: for
-// measurements. Does nothing in a build without kernels.
+// Takes the nth of the algorithms that cuBLASLt proposes for each shape, instead of its first, or the fastest
+// of them, timed once for each shape. Does nothing in a build without kernels.
 void take_epilogue_algorithm(int nth);
-inline constexpr int kNumEpilogueAlgorithms = 8;
+inline constexpr int kNumEpilogueAlgorithms = 8, kFastestEpilogueAlgorithm = -1;
+bool times_epilogue_algorithms();
+// Takes earlier choices of the fastest for the current device, and returns those that it has now. They hold
+// for one kind of GPU and this version of cuBLASLt (0: a build without kernels).
+void set_product_choices(const std::vector<ProductChoice>& choices);
+std::vector<ProductChoice> product_choices();
+int64_t cublaslt_version();
 // Computes *scale and the values divided by it. `rows` and `columns` may be undefined.
 void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
             const at::Tensor& rows, const at::Tensor& columns);
+// Backward of attention by cuDNN into packed memory. Returns false, and does nothing, if cuDNN has no such
+// kernel. All tensors are dense (ops/kernel_args.h).
+bool attention_grads(const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& log_sum,
+                     const at::Tensor& grad_out, double scale, const at::Tensor& grad_qkv);
 // Packs the gradients of q, k and v (B, H, N, d) into (B, N, 3, H, d).
 at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v);
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at::Tensor& master);

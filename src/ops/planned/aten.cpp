@@ -20,12 +20,12 @@ at::Tensor like_if(bool wanted, const at::Tensor& tensor) {
   return wanted ? at::empty_like(tensor) : at::Tensor();
 }
 
-// Returns memory like the copies that a CPU makes of tensors that are not in the format it convolves in.
+// Returns memory like the copies that oneDNN and cuDNN are given of tensors that are not in the format of the
+// convolution: a channels-last picture meets the weight of a parameter, which is contiguous.
 std::vector<at::Tensor> copies_to(at::MemoryFormat format, std::initializer_list<at::Tensor> tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors)
-    if (computes_on_cpu(tensor) && !tensor.is_contiguous(format))
-      copies.push_back(at::empty(tensor.sizes(), tensor.options(), format));
+    if (!tensor.is_contiguous(format)) copies.push_back(at::empty(tensor.sizes(), tensor.options(), format));
   return copies;
 }
 

@@ -61,24 +61,35 @@ AttentionResult attention_of_cuda(const at::Tensor& qkv, double, AttentionEngine
   return attention_in(qkv.scalar_type(), qkv);
 }
 
-at::Tensor attention_backward_of_cpu(const at::Tensor& grad_stored, const at::Tensor& stored,
-                                     const AttentionResult& result, double, AttentionEngine) {
+AttentionGrads attention_backward_of_cpu(const at::Tensor& grad_stored, const at::Tensor& stored,
+                                         const AttentionResult& result, const AttentionPass&) {
   const at::ScalarType dtype = cpu::attention_dtype(stored);
   const at::Tensor qkv = stored.to(dtype), grad_out = grad_stored.to(dtype), out = result.out.to(dtype);
-  return at::empty_like(qkv).to(stored.scalar_type());
+  return {.packed = at::empty_like(qkv).to(stored.scalar_type()), .q = {}, .k = {}, .v = {}};
 }
 
-at::Tensor attention_backward_of_cuda(const at::Tensor&, const at::Tensor& qkv, const AttentionResult&,
-                                      double, AttentionEngine) {
+// Scratch is that of flash attention. cuDNN's sums of the gradient of q are no larger.
+AttentionGrads attention_backward_of_cuda(const at::Tensor&, const at::Tensor& qkv, const AttentionResult&,
+                                          const AttentionPass& pass) {
   const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
                 head_dim = qkv.size(4);
-  const at::Tensor grads = at::empty_like(qkv);  // the gradients of q, k and v, before they are packed
+  AttentionGrads grads;
+  if (pass.packs)
+    grads.packed = at::empty_like(qkv);
+  else
+    for (at::Tensor* part : {&grads.q, &grads.k, &grads.v})
+      *part = at::empty({batch, num_heads, num_tokens, head_dim}, qkv.options());
   if (qkv.scalar_type() == at::kFloat)
     touch_efficient_scratch(qkv.options(), batch, num_tokens, num_heads, head_dim);
   else
     touch_flash_scratch(qkv.options(), batch * at::divup(num_tokens, kFlashRows) * kFlashRows, num_heads,
                         head_dim);
-  return at::empty_like(qkv);
+  return grads;
+}
+
+at::Tensor packed(const AttentionGrads& grads) {
+  return at::empty({grads.q.size(0), grads.q.size(2), 3, grads.q.size(1), grads.q.size(3)},
+                   grads.q.options());
 }
 
 void flash_attention_of_cpu(const at::Tensor&, const at::Tensor&, const at::Tensor&, double,

@@ -8,7 +8,9 @@
 namespace kiln::ops {
 struct AdamWStep;  // ops/ops.h
 enum class AttentionEngine : int64_t;
-struct AttentionResult;  // ops/attention.h
+struct AttentionGrads;  // ops/attention.h
+struct AttentionPass;
+struct AttentionResult;
 struct Moment8bit;       // ops/update/adamw_8bit.h
 struct ProductOperands;  // ops/matrix_products.h
 struct VarlenGrads;      // ops/cuda/varlen_attention.h
@@ -31,10 +33,11 @@ at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::T
                            const std::optional<at::Tensor>& mask, std::optional<double> scale);
 AttentionResult attention_of_cpu(const at::Tensor& qkv, double scale, AttentionEngine engine);
 AttentionResult attention_of_cuda(const at::Tensor& qkv, double scale, AttentionEngine engine);
-at::Tensor attention_backward_of_cpu(const at::Tensor& grad_out, const at::Tensor& qkv,
-                                     const AttentionResult& result, double scale, AttentionEngine engine);
-at::Tensor attention_backward_of_cuda(const at::Tensor& grad_out, const at::Tensor& qkv,
-                                      const AttentionResult& result, double scale, AttentionEngine engine);
+AttentionGrads attention_backward_of_cpu(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                         const AttentionResult& result, const AttentionPass& pass);
+AttentionGrads attention_backward_of_cuda(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                          const AttentionResult& result, const AttentionPass& pass);
+at::Tensor packed(const AttentionGrads& grads);
 // What ATen's kernels leave for one sample.
 void flash_attention_of_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
                             const at::Tensor& out, const at::Tensor& sums);

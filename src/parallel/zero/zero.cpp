@@ -75,6 +75,7 @@ bool Zero::idle() const { return group_->world_size() == 1 && options_.stage < 2
 void Zero::start_gather(size_t s) {
   Unit& unit = units_[s];
   if (unit.is_whole) return;
+  wait_for_change(s);
   FlatUnit& flat = *unit.flat;
   flat.take_weights_memory();
   const at::Tensor shard = unit.shard.emplace(flat.lease_weights(Access::kRead)).shard;
@@ -95,10 +96,12 @@ void Zero::start_gather(size_t s) {
   });
 }
 
-void Zero::finish_gather(Unit& unit) {
+void Zero::finish_gather(size_t s) {
+  wait_for_change(s);
+  Unit& unit = units_[s];
   unit.gathering.wait();
   if (unit.sent) {
-    copies_->wait(unit.sent);
+    wait_on_stream(unit.sent);
     if (unit.flat->placement().params == Placement::kNvme)  // other units get its buffer
       wait_for(*unit.sent, *group_, "the weights of " + unit.flat->name());
   }
@@ -117,7 +120,7 @@ void Zero::gather(size_t s, int direction) {
     else
       units_[static_cast<size_t>(next)].flat->prefetch_weights();
   }
-  finish_gather(units_[s]);
+  finish_gather(s);
 }
 
 void Zero::release(size_t s) {
@@ -213,10 +216,14 @@ void Zero::publish(size_t s) {
       shards_->all_gather(flat.compute_weights, flat.weight_shard, "the weights of " + flat.name());
 }
 
+void Zero::changes_until(size_t s, std::optional<c10::Event> end) { units_[s].changed = std::move(end); }
+
+void Zero::wait_for_change(size_t s) { wait_on_stream(std::exchange(units_[s].changed, std::nullopt)); }
+
 void Zero::finish_gathers() {
-  for (Unit& unit : units_) {
-    if (unit.sent) wait_for(*unit.sent, *group_, "the weights of " + unit.flat->name());
-    finish_gather(unit);
+  for (size_t s = 0; s < units_.size(); ++s) {
+    if (units_[s].sent) wait_for(*units_[s].sent, *group_, "the weights of " + units_[s].flat->name());
+    finish_gather(s);
   }
   // The host reads shards next, so the gathers must be over.
   if (!units_.empty()) wait_for_device(units_.front().flat->compute_weights.device(), *group_, "the weights");

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/offload/copy_stream.h"
+#include "parallel/offload/side_stream.h"
 #include "parallel/ranks/collective.h"
 #include "parallel/zero/flat_unit.h"
 
@@ -21,7 +21,8 @@ class ProcessGroup;
 // Per unit s, in the order of the walk:
 //   forward:   gather(s, +1) ... release(s)
 //   backward:  gather(s, -1), begin_gradients(s) ... reduce(s, ...), release(s)
-//   update:    finish_reductions(), then per unit: its shards change, publish(s)
+//   update:    finish_reductions(), then per unit: its shards change, publish(s); on another stream than the
+//              walk's: changes_until(s, ...)
 // Every rank makes the same calls. Gathers and reductions run while the caller computes.
 class Zero {
  public:
@@ -55,6 +56,11 @@ class Zero {
 
   // Call it when the shard of the weights has changed. Brings whole weights up to date by the next gather(s).
   void publish(size_t s);
+  // Says that unit s changes on another stream until `end`. Its next gather waits for that on its stream, as
+  // finish_gathers() does.
+  void changes_until(size_t s, std::optional<c10::Event> end);
+  bool is_changing(size_t s) const { return units_[s].changed.has_value(); }
+  void wait_for_change(size_t s);
   // Begins to read the weights that the next forward gathers first, if they are on a disk.
   void read_ahead();
   // Waits for whole weights that are on their way. Call it before shards are read or written outside a step.
@@ -69,9 +75,10 @@ class Zero {
  private:
   struct Unit {
     FlatUnit* flat = nullptr;
-    bool is_whole = false;               // the weights; also set while a gather is under way
-    std::optional<WeightLease> shard{};  // while it is gathered
-    std::optional<c10::Event> sent{};    // the shard has left host memory for the device
+    bool is_whole = false;                // the weights; also set while a gather is under way
+    std::optional<WeightLease> shard{};   // while it is gathered
+    std::optional<c10::Event> sent{};     // the shard has left host memory for the device
+    std::optional<c10::Event> changed{};  // on another stream: an update has ended
     Collective gathering{};
   };
   struct MicroStep {
@@ -87,7 +94,7 @@ class Zero {
     Collective collective{};
   };
   void start_gather(size_t s);
-  void finish_gather(Unit& unit);
+  void finish_gather(size_t s);
   void start_reduction(FlatUnit& flat, int64_t begin, int64_t count, MicroStep micro_step);
   void finish_oldest_reduction();
   void finish_exchange(Reduction& reduction);
@@ -96,7 +103,7 @@ class Zero {
   ZeroOptions options_;
   std::shared_ptr<ProcessGroup> shards_;    // the ranks that a unit is divided among
   std::shared_ptr<ProcessGroup> replicas_;  // the ranks with the same shards; null: only this one
-  std::optional<CopyStream> copies_;        // on a device with a host behind it
+  std::optional<SideStream> copies_;        // on a device with a host behind it
   std::vector<Unit> units_;
   size_t num_walked_ = 0;
   std::deque<Reduction> reductions_;

@@ -20,12 +20,13 @@ class DeviceTimeline {
     int64_t reserved_bytes = 0;  // equal to live_bytes without a caching allocator
   };
   Peak play(const MemoryEvents& events);
-  Peak play(const std::vector<Span>& spans);
+  // `update_beside`: the optimizer's blocks belong to another stream, and no others serve it.
+  Peak play(const std::vector<Span>& spans, bool update_beside);
   bool out_of_memory() const { return out_of_memory_; }
 
  private:
   Peak begin_play();
-  void apply(uint64_t id, int64_t bytes, Peak& peak);
+  void apply(const MemoryEvent& event, Peak& peak, int64_t stream = 0);
 
   std::unique_ptr<CachingAllocatorReplay> replay_;
   int64_t capacity_bytes_ = 0, live_ = 0;

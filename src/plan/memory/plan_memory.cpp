@@ -126,8 +126,8 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
   for (int64_t i = 0; i < num_workspaces(options_.compute.cuda_graph); ++i)
     workspaces.push_back({.id = static_cast<uint64_t>(i), .bytes = machine_.workspace_bytes});
   timeline.play(workspaces);
-  peaks.first = timeline.play(trace_.spans);
-  peaks.steady = timeline.play(trace_.spans);
+  peaks.first = timeline.play(trace_.spans, updates_beside(trace_));
+  peaks.steady = timeline.play(trace_.spans, updates_beside(trace_));
   if (validates())
     peaks.validation =
         larger(play_both(autoencoder_events_.validate, validation_), timeline.play(text_events_.validate));

@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "parallel/machine.h"
 #include "plan/price/machine_profile.h"
 #include "step/span.h"
 
@@ -13,6 +14,9 @@ namespace kiln {
 // the longer of its arithmetic, at the rate that its shape reaches, and its memory traffic. Throws Error if
 // the machine does not compute in its dtype.
 double price(const OpRecord& op, const MachineProfile& machine);
+
+// The same in a step with these options, which may choose other algorithms (--untried-gpu).
+double price(const OpRecord& op, const MachineProfile& machine, const ComputeOptions& compute);
 
 struct StepPrice {
   double seconds = 0;                             // of the step on one device

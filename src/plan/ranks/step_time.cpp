@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <stdexcept>
 #include <unordered_map>
@@ -15,6 +16,10 @@ namespace {
 
 // One rank's update on the host is bound by memory and has half a socket.
 constexpr double kHostUpdateBytesPerS = 40e9;
+
+// Assumption, until a GPU has run it: a second of an update beside products takes so much from them, since
+// both need multiprocessors.
+constexpr double kBesideCost = 0.45;
 
 // A rank's step: its operations one after another, collectives one after another on the link beside them.
 class StepClock {
@@ -168,6 +173,36 @@ WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& m
   return transfers;
 }
 
+// Returns the seconds in which an operation leaves the memory idle.
+double idle_memory_seconds(const OpRecord& op, double seconds, const MachineProfile& machine) {
+  const double rate = machine.memory_bytes_per_s * machine.bandwidth_efficiency;
+  return rate > 0 ? std::max(0.0, seconds - op.bytes / rate) : 0;
+}
+
+// Returns what an update costs that runs beside the next forward. It moves bytes while the forward's
+// operations leave the memory idle, unit by unit, and a segment waits for the units up to its own.
+double update_beside(const StepTrace& trace, const std::vector<std::vector<double>>& op_seconds,
+                     const MachineProfile& machine) {
+  double all = 0;
+  std::map<int32_t, double> until;  // the end of a segment's unit, in seconds of update
+  for (size_t i = 0; i < trace.spans.size(); ++i)
+    if (trace.spans[i].phase == StepPhase::kOptimizer)
+      until[trace.spans[i].segment] = all += std::accumulate(op_seconds[i].begin(), op_seconds[i].end(), 0.0);
+  double done = 0, waited = 0;
+  for (size_t i = 0; i < trace.spans.size() && trace.spans[i].micro_step <= 0; ++i) {
+    const Span& span = trace.spans[i];
+    if (span.phase != StepPhase::kForward) continue;
+    const double wait = std::max(0.0, until[span.segment] - done);
+    waited += wait;
+    done += wait;
+    for (size_t op = 0; op < span.ops.size(); ++op)
+      done += idle_memory_seconds(span.ops[op], op_seconds[i][op], machine);
+    done = std::min(done, all);
+  }
+  waited += all - done;  // a head's, for which the loss waits
+  return waited + kBesideCost * (all - waited);
+}
+
 // Returns the seconds of each operation of each span. What runs on the host counts in host_update().
 std::vector<std::vector<double>> op_seconds(const StepTrace& trace, const MachineProfile& machine,
                                             const Sharding& sharding) {
@@ -177,7 +212,8 @@ std::vector<std::vector<double>> op_seconds(const StepTrace& trace, const Machin
     const bool on_host =
         offloads && (span.phase == StepPhase::kOptimizer || span.phase == StepPhase::kOffload);
     std::vector<double>& of_span = seconds.emplace_back();
-    for (const OpRecord& op : span.ops) of_span.push_back(on_host ? 0 : price(op, machine));
+    for (const OpRecord& op : span.ops)
+      of_span.push_back(on_host ? 0 : price(op, machine, trace.options.compute));
   }
   return seconds;
 }
@@ -198,6 +234,8 @@ StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const 
     time.host_s = host_update(trace, machine, sharding);
     time.by_phase[static_cast<size_t>(StepPhase::kOptimizer)] = time.host_s;
   }
+  if (updates_beside(trace))
+    time.by_phase[static_cast<size_t>(StepPhase::kOptimizer)] = update_beside(trace, seconds, machine);
   if (sharding.gpus > 1) {
     const Links links(machine, sharding.gpus);
     StepClock clock(trace, seconds, links);

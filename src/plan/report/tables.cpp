@@ -389,7 +389,8 @@ std::string markdown_table(const std::string& name, const TableOptions& given) {
   if (name == "gpus") return gpus_table(options);
   if (name == "options") return options_table(options);
   if (name == "results") return results_table(options);
-  fail("plan", "--table expects sizes, gpus, options, results, quoted or scaling, got '{}'", name);
+  if (name == "gpu-step") return gpu_step_table(options);
+  fail("plan", "--table expects sizes, gpus, gpu-step, options, results, quoted or scaling, got '{}'", name);
 }
 
 std::string text_models_table() {

@@ -113,6 +113,10 @@ int64_t num_micro_steps(const StepTrace& trace) {
   return count;
 }
 
+bool updates_beside(const StepTrace& trace) {
+  return trace.options.compute.updates_beside() && trace.unit.placement.is_on_device();
+}
+
 BatchTensors dry_batch(const BatchOptions& options, const DataShape& data, int64_t rows,
                        const ArrayMaker& make) {
   const int64_t rows_each = data.text.width > 0 ? data.text.max_rows : 0;

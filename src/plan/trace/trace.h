@@ -42,6 +42,8 @@ void describe_state(const TrainingState& state, StepTrace& trace);
 void describe_checkpoint(const TrainingState& state, StepTrace& trace);
 
 int64_t num_micro_steps(const StepTrace& trace);
+// True if the update runs beside the next step's forward.
+bool updates_beside(const StepTrace& trace);
 
 // Traces one whole step of one of `world_size` ranks, `ranks_per_node` of them on each machine (0: all on
 // one). options.global_batch is that of all ranks. If there are many equal micro-steps, one stands for all

@@ -182,6 +182,7 @@ void StageLoop::train_step() {
   const RankSignals signals{.stop = stop_.requested(), .clock_seconds = progress_.clock_seconds()};
   const StepResult result =
       watch_->watch_step([&] { return training.step->run(tensors, watched.lr, signals); });
+  if (run_.products) run_.products->keep();
   agreed_stop_ = result.signals.stop;
   progress_.agree(run_.is_alone() ? progress_.clock_seconds() : result.signals.clock_seconds);
   watched.stall_seconds = run_.batches->take_stall_seconds();

@@ -26,6 +26,16 @@ std::vector<at::Tensor> adaln_vectors(const Linear& projection, const at::Tensor
   return packed.view({packed.size(0), num_parts, packed.size(1) / num_parts}).unbind(1);
 }
 
+// Returns the residual stream (B, N, D) at the start of a segment, with the branch that the segment before
+// handed on, and its modulated norm.
+ops::NormedResidual enter(const State& state, const at::Tensor& shift, const at::Tensor& scale,
+                          at::ScalarType compute_dtype) {
+  if (!state.branch.defined())
+    return ops::adaln_branch(state.hidden, shift, scale, kLayerNormEps, compute_dtype);
+  return ops::gated_residual_adaln(state.hidden, state.gate, state.branch, shift, scale, kLayerNormEps,
+                                   compute_dtype);
+}
+
 Linear zero_linear(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out) {
   return scope.linear(name, in, out, Init::zeros());
 }
@@ -100,10 +110,11 @@ class DitBlock : public Segment {
     const at::Tensor &shift_msa = adaln[0], &scale_msa = adaln[1], &gate_msa = adaln[2];
     const at::Tensor &shift_mlp = adaln[3], &scale_mlp = adaln[4], &gate_mlp = adaln[5];
     // (B, N, D): the residual stream and its modulated norm, which the branch reads.
-    const auto [x, attended] =
-        ops::adaln_branch(state.hidden, shift_msa, scale_msa, kLayerNormEps, compute_dtype_);
+    const auto [x, attended] = enter(state, shift_msa, scale_msa, compute_dtype_);
     const auto [middle, mixed] = ops::gated_residual_adaln(x, gate_msa, attention(attended), shift_mlp,
                                                            scale_mlp, kLayerNormEps, compute_dtype_);
+    if (ops::OpChoicesScope::current().hand_on_branch)
+      return {.hidden = middle, .conditioning = state.conditioning, .branch = mlp(mixed), .gate = gate_mlp};
     return {.hidden = ops::gated_residual(middle, gate_mlp, mlp(mixed)), .conditioning = state.conditioning};
   }
 
@@ -137,7 +148,7 @@ class DitFinal : public Segment {
   // -> (B, out_channels, H, W) f32
   State forward(const State& state, const ModelInput&) const override {
     const auto adaln = adaln_vectors(adaln_, state.conditioning, 2, compute_dtype_);
-    const at::Tensor x = ops::adaln_modulate(state.hidden, adaln[0], adaln[1], kLayerNormEps, compute_dtype_);
+    const at::Tensor x = enter(state, adaln[0], adaln[1], compute_dtype_).normed;
     const at::Tensor tokens = linear_.forward(x, compute_dtype_).to(at::kFloat);
     return {.hidden = nn::unpatchify(tokens, patch_size_, grid_, grid_)};
   }

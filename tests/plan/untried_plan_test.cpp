@@ -1,0 +1,64 @@
+// What a plan says of --untried-gpu.
+#include <gtest/gtest.h>
+
+#include "plan/memory/device_memory.h"
+#include "plan/plan_settings.h"
+
+namespace kiln {
+namespace {
+
+Plan plan_of_b2(nlohmann::json more) {
+  nlohmann::json settings = {{"model", "DiT-B/2"}, {"compute-dtype", "bf16"}, {"global-batch", 64}};
+  settings.update(more);
+  return make_plan(test::plan_options("H200", 1, settings));
+}
+
+double seconds_in(const Plan& plan, StepPhase phase) { return plan.phase_s[static_cast<size_t>(phase)]; }
+
+// Products hide the update but for its first unit, and pay for it; timed products are faster.
+TEST(UntriedPlan, HidesTheUpdateAndCountsTimedProducts) {
+  const Plan plain = plan_of_b2({}), untried = plan_of_b2({{"untried-gpu", true}});
+  const double before = seconds_in(plain, StepPhase::kOptimizer),
+               after = seconds_in(untried, StepPhase::kOptimizer);
+  EXPECT_GT(after, 0.45 * before);
+  EXPECT_LT(after, 0.65 * before);
+  EXPECT_LT(seconds_in(untried, StepPhase::kForward), seconds_in(plain, StepPhase::kForward));
+  EXPECT_LT(untried.step_s, plain.step_s);
+}
+
+TEST(UntriedPlan, HidesNothingWhereTheUpdateStays) {
+  for (const nlohmann::json& more : {nlohmann::json{{"cuda-graph", true}}, {{"offload-optimizer", "cpu"}}}) {
+    nlohmann::json untried = more;
+    untried["untried-gpu"] = true;
+    EXPECT_EQ(seconds_in(plan_of_b2(untried), StepPhase::kOptimizer),
+              seconds_in(plan_of_b2(more), StepPhase::kOptimizer))
+        << more;
+  }
+}
+
+// A small forward cannot hide the update of a large model.
+TEST(UntriedPlan, AShortForwardHidesLess) {
+  const auto share = [](int64_t batch) {
+    const nlohmann::json size = {{"global-batch", batch}};
+    nlohmann::json untried = size;
+    untried["untried-gpu"] = true;
+    return seconds_in(plan_of_b2(untried), StepPhase::kOptimizer) /
+           seconds_in(plan_of_b2(size), StepPhase::kOptimizer);
+  };
+  EXPECT_GT(share(1), share(64));
+  EXPECT_LE(share(1), 1);
+}
+
+TEST(UntriedPlan, BlocksOfTheUpdateAreOfItsStream) {
+  Span forward{.phase = StepPhase::kForward}, update{.phase = StepPhase::kOptimizer};
+  forward.events = {{.id = 1, .bytes = 20 << 20}, {.id = 1, .bytes = -(20 << 20)}};
+  update.events = {{.id = 2, .bytes = 20 << 20}, {.id = 2, .bytes = -(20 << 20)}};
+  for (const bool beside : {false, true}) {
+    DeviceTimeline timeline(/*caching=*/true, /*capacity_bytes=*/0);
+    EXPECT_EQ(timeline.play({forward, update}, beside).reserved_bytes, (beside ? 40 : 20) << 20);
+    EXPECT_EQ(timeline.play({forward, update}, beside).live_bytes, 20 << 20);
+  }
+}
+
+}  // namespace
+}  // namespace kiln
