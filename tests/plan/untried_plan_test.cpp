@@ -7,7 +7,7 @@
 namespace kiln {
 namespace {
 
-Plan plan_of_b2(nlohmann::json more) {
+Plan plan_of_b2(const nlohmann::json& more) {
   nlohmann::json settings = {{"model", "DiT-B/2"}, {"compute-dtype", "bf16"}, {"global-batch", 64}};
   settings.update(more);
   return make_plan(test::plan_options("H200", 1, settings));
@@ -17,7 +17,7 @@ double seconds_in(const Plan& plan, StepPhase phase) { return plan.phase_s[stati
 
 // Products hide the update but for its first unit, and pay for it; timed products are faster.
 TEST(UntriedPlan, HidesTheUpdateAndCountsTimedProducts) {
-  const Plan plain = plan_of_b2({}), untried = plan_of_b2({{"untried-gpu", true}});
+  const Plan plain = plan_of_b2(nlohmann::json::object()), untried = plan_of_b2({{"untried-gpu", true}});
   const double before = seconds_in(plain, StepPhase::kOptimizer),
                after = seconds_in(untried, StepPhase::kOptimizer);
   EXPECT_GT(after, 0.45 * before);
@@ -27,7 +27,8 @@ TEST(UntriedPlan, HidesTheUpdateAndCountsTimedProducts) {
 }
 
 TEST(UntriedPlan, HidesNothingWhereTheUpdateStays) {
-  for (const nlohmann::json& more : {nlohmann::json{{"cuda-graph", true}}, {{"offload-optimizer", "cpu"}}}) {
+  const nlohmann::json graph = {{"cuda-graph", true}}, offload = {{"offload-optimizer", "cpu"}};
+  for (const nlohmann::json& more : {graph, offload}) {
     nlohmann::json untried = more;
     untried["untried-gpu"] = true;
     EXPECT_EQ(seconds_in(plan_of_b2(untried), StepPhase::kOptimizer),

@@ -177,7 +177,8 @@ TEST(ProductChoices, ComeBackFromTheirFile) {
   KeptChoice other = kept;
   other.gpu = "NVIDIA H100";
   other.choice.product = ops::EpilogueProduct::kAffineGelu;
-  const nlohmann::json file = nlohmann::json::parse(to_json({kept, other}).dump());
+  const std::vector<KeptChoice> both = {kept, other};
+  const nlohmann::json file = nlohmann::json::parse(to_json(both).dump());
   const std::vector<KeptChoice> back = kept_choices("gpu-products-0.json", file);
   ASSERT_EQ(back.size(), 2u);
   EXPECT_EQ(to_json(back), file);
@@ -186,7 +187,8 @@ TEST(ProductChoices, ComeBackFromTheirFile) {
 }
 
 TEST(ProductChoices, ADamagedFileIsNamed) {
-  nlohmann::json file = to_json({KeptChoice{.gpu = "NVIDIA H200", .cublaslt = 1, .choice = {}}});
+  const std::vector<KeptChoice> one = {{.gpu = "NVIDIA H200", .cublaslt = 1, .choice = {}}};
+  nlohmann::json file = to_json(one);
   const auto reads = [&] { kept_choices("run/gpu-products-0.json", file); };
   EXPECT_NO_THROW(reads());
   for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"algorithm", "12"},

@@ -2,13 +2,13 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <map>
 
 #include "core/error.h"
 #include "core/units.h"
 #include "plan/price/price.h"
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"
+#include "plan/trace/trace.h"
 
 namespace kiln {
 
