@@ -40,6 +40,7 @@ const std::vector<DeviceOps>& documented_differences() {
       {{"kiln::gelu_tanh_backward"}, {"kiln::affine_grad_rows_gelu"}},
       {{"kiln::affine_grad_bias"}, {"kiln::affine_grad_weight", "aten::sum"}},
       // These have kernels on a CPU alone.
+      {{"kiln::conv_grad_weight"}, {"aten::convolution_backward"}},
       {{"kiln::relu_linear_attention"},
        {"aten::_to_copy", "aten::copy_", "aten::clamp_min", "aten::clone", "aten::bmm", "aten::sum",
         "aten::add", "aten::div"}},
