@@ -34,29 +34,43 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
   }
 };
 
-struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
+struct GeluTanhRows {
+  static at::Tensor of(const at::Tensor& rows) { return gelu_of(rows); }
+  static at::Tensor grad(at::Tensor grad, const at::Tensor& rows) {
+    gelu_tanh_backward(grad, rows, grad);
+    return grad;
+  }
+};
+
+struct GegluRows {
+  static at::Tensor of(const at::Tensor& rows) { return geglu_forward(rows); }
+  static at::Tensor grad(const at::Tensor& grad, const at::Tensor& rows) {
+    return geglu_backward(grad, rows);
+  }
+};
+
+// Saves the input of the activation and computes that again in backward.
+template <class Activation>
+struct ActivatedLinear : torch::autograd::Function<ActivatedLinear<Activation>> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& h, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
     ctx->save_for_backward({h, weight, bias.value_or(at::Tensor())});
     std::vector<int64_t> shape = h.sizes().vec();
     shape.back() = weight.size(0);
-    return affine(gelu_of(h.reshape({-1, weight.size(1)}).contiguous()), weight, bias).view(shape);
+    return affine(Activation::of(h.reshape({-1, h.size(-1)}).contiguous()), weight, bias).view(shape);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &h = saved[0], &weight = saved[1], &bias = saved[2];
-    const at::Tensor rows = h.reshape({-1, weight.size(1)}).contiguous();
+    const at::Tensor rows = h.reshape({-1, h.size(-1)}).contiguous();
     const at::Tensor grad = grads[0].reshape({-1, weight.size(0)}).contiguous();
     const AffineGrads of_layer =
-        layer_grads(grad, [&] { return gelu_of(rows); }, weight, bias,
+        layer_grads(grad, [&] { return Activation::of(rows); }, weight, bias,
                     {ctx->needs_input_grad(1), bias.defined() && ctx->needs_input_grad(2)});
     at::Tensor grad_h;
-    if (ctx->needs_input_grad(0)) {
-      at::Tensor grad_rows = affine_grad_rows(grad, weight);
-      gelu_tanh_backward(grad_rows, rows, grad_rows);
-      grad_h = grad_rows.view(h.sizes());
-    }
+    if (ctx->needs_input_grad(0))
+      grad_h = Activation::grad(affine_grad_rows(grad, weight), rows).view(h.sizes());
     return {grad_h, of_layer.weight, of_layer.bias};
   }
 };
@@ -132,7 +146,17 @@ at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
          fmt::join(h.sizes(), "x"), fmt::join(weight.sizes(), "x"));
   std::optional<at::Tensor> cast_bias;
   if (bias) cast_bias = bias->to(compute_dtype);
-  return GeluTanhLinear::apply(h.to(compute_dtype), weight.to(compute_dtype), cast_bias);
+  return ActivatedLinear<GeluTanhRows>::apply(h.to(compute_dtype), weight.to(compute_dtype), cast_bias);
+}
+
+at::Tensor geglu_linear(const at::Tensor& h, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                        at::ScalarType compute_dtype) {
+  if (weight.dim() != 2 || h.dim() < 1 || h.size(-1) != 2 * weight.size(1))
+    fail("geglu_linear", "expected h (..., 2F) and weight (out, F), got {} and {}", fmt::join(h.sizes(), "x"),
+         fmt::join(weight.sizes(), "x"));
+  std::optional<at::Tensor> cast_bias;
+  if (bias) cast_bias = bias->to(compute_dtype);
+  return ActivatedLinear<GegluRows>::apply(h.to(compute_dtype), weight.to(compute_dtype), cast_bias);
 }
 
 at::Tensor gelu_tanh_mlp(const at::Tensor& x, const MlpWeights& weights, at::ScalarType compute_dtype,

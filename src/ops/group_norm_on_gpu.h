@@ -3,15 +3,19 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+#include <array>
+
+#include "ops/group_norm.h"
 
 namespace kiln::ops {
 
 // False for other devices and formats, and for builds without kernels and more channels than these take.
-bool is_channels_last_on_gpu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+bool is_channels_last_on_gpu(const at::Tensor& x, const GroupNormLayer& norm);
 
-// See group_norm_silu. Requires is_channels_last_on_gpu().
-at::Tensor group_norm_on_gpu(const at::Tensor& x, int64_t num_groups, const at::Tensor& weight,
-                             const at::Tensor& bias, double eps, bool silu);
+// See group_norm_forward() and group_norm_backward(). The gradient of x is always made.
+// REQUIRES: is_channels_last_on_gpu(x, norm).
+GroupNormed group_norm_on_gpu(const at::Tensor& x, const GroupNormLayer& norm);
+GroupNormGrads group_norm_grad_on_gpu(const at::Tensor& grad, const at::Tensor& x, const GroupNormLayer& norm,
+                                      const GroupStatistics& statistics, std::array<bool, 3> wanted);
 
 }  // namespace kiln::ops

@@ -59,7 +59,7 @@ struct GroupNormArgs {
 };
 
 // The kernel reads `out` and writes the others.
-struct GroupNormGrads {
+struct GroupNormGradArgs {
   const void* out;      // of the result
   void* x;              // in its dtype
   void *weight, *bias;  // both or neither

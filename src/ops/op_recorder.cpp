@@ -177,6 +177,8 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
       {"aten::convolution",
        [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0); }},
       {"aten::convolution_backward",
+       [](OpRecord& op, const Tensors& in) { set_convolution(op, in[2], in[0].numel() / in[0].size(1)); }},
+      {"kiln::conv_grad_weight",
        [](OpRecord& op, const Tensors& in) { set_convolution(op, in[2], in[0].numel() / in[0].size(1)); }}};
   return table;
 }

@@ -126,13 +126,35 @@ at::Tensor glu_depthwise_conv(const at::Tensor& h, const at::Tensor& weight, con
 at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Tensor& weight,
                            const at::Tensor& bias, double eps, bool silu);
 
+// GroupNorm with affine, then SiLU if `silu`.
+struct GroupNormLayer {
+  at::Tensor weight, bias;  // (C)
+  int64_t num_groups;
+  double eps;
+  bool silu;
+};
+
 // LayerNorm with affine over the last dimension of x (..., D). Statistics are f32, the result is in
 // `out_dtype`.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
                       at::ScalarType out_dtype);
 
+// linear(layer_norm(x), weight, bias) that saves x alone and normalises it again in backward. Several
+// `weights` (out, D) are one product, one after another; `bias` is that of all.
+struct LayerNormLayer {
+  at::Tensor weight, bias;  // (D)
+  double eps;
+};
+at::Tensor layer_norm_linears(const at::Tensor& x, const LayerNormLayer& norm,
+                              const std::vector<at::Tensor>& weights, const std::optional<at::Tensor>& bias,
+                              at::ScalarType compute_dtype);
+
 // h (..., 2F) -> h[..., :F] * gelu(h[..., F:]) with the exact (erf) GELU. Saves h alone. (Shazeer 2020)
 at::Tensor geglu(const at::Tensor& h);
+
+// linear(geglu(h), weight (out, F), bias) that saves h alone and recomputes geglu in backward.
+at::Tensor geglu_linear(const at::Tensor& h, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                        at::ScalarType compute_dtype);
 
 // Convolution of x (B, C, H, W) by weight (out, C / groups, k, k), with zeros around the picture. x, weight
 // and bias are cast to `compute_dtype`. The result stays in it and in the memory format of x.
@@ -141,6 +163,11 @@ struct ConvolutionShape {
 };
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   const ConvolutionShape& shape, at::ScalarType compute_dtype);
+
+// conv2d of the normalised x. Saves x alone and normalises it again in backward.
+at::Tensor group_norm_conv2d(const at::Tensor& x, const GroupNormLayer& norm, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias, const ConvolutionShape& shape,
+                             at::ScalarType compute_dtype);
 
 // Returns values that the host has computed, on a device. A dry run of a CPU copies nothing, because there
 // they already are where they are needed.

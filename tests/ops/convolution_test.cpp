@@ -1,5 +1,8 @@
-// conv2d where a CPU only stores the compute dtype: results and gradients.
+// conv2d where a CPU only stores the compute dtype, behind a norm, and with Kiln's own gradient of its
+// weight.
+#include "ops/convolution.h"
 #include "ops/checks.h"
+#include "ops/gradient_memory.h"
 
 namespace kiln::ops {
 namespace {
@@ -44,6 +47,145 @@ TEST(Convolution, FrozenPassesTheGradientOn) {
     conv2d(frozen.x, frozen.weight, frozen.bias, kShape, dtype).backward(grad.to(dtype));
     EXPECT_TRUE(at::equal(trained.x.grad(), frozen.x.grad())) << dtype;
   }
+}
+
+// The gradient of a 3x3 weight
+
+struct GradWeightCase {
+  int64_t batch, in, out, height, width, stride, padding;
+};
+
+class ConvGradWeight : public ::testing::TestWithParam<GradWeightCase> {
+ protected:
+  const GradWeightCase c_ = GetParam();
+  const ConvolutionShape shape_{.stride = c_.stride, .padding = c_.padding, .groups = 1};
+  const at::Tensor weight_ = at::empty({c_.out, c_.in, 3, 3});
+
+  at::Tensor x(at::ScalarType dtype) const {
+    return randn({c_.batch, c_.in, c_.height, c_.width}, dtype, 1).contiguous(at::MemoryFormat::ChannelsLast);
+  }
+  at::Tensor grad(at::ScalarType dtype) const {
+    const auto side = [&](int64_t size) { return (size + 2 * c_.padding - 3) / c_.stride + 1; };
+    return randn({c_.batch, c_.out, side(c_.height), side(c_.width)}, dtype, 2)
+        .contiguous(at::MemoryFormat::ChannelsLast);
+  }
+};
+
+TEST_P(ConvGradWeight, IsThatOfATenInF64) {
+  for (const at::ScalarType dtype : {kF32, kBf16, kFp16}) {
+    SCOPED_TRACE(::testing::Message() << dtype);
+    const at::Tensor got = conv_grad_weight(grad(dtype), x(dtype), weight_, shape_);
+    const at::Tensor want = std::get<1>(at::convolution_backward(
+        grad(dtype).to(at::kDouble), x(dtype).to(at::kDouble), weight_.to(at::kDouble), std::nullopt,
+        {c_.stride, c_.stride}, {c_.padding, c_.padding}, {1, 1}, /*transposed=*/false, {0, 0}, /*groups=*/1,
+        {false, true, false}));
+    EXPECT_EQ(got.scalar_type(), dtype);
+    EXPECT_TRUE(got.is_contiguous());
+    expect_close(got, want, tolerance_of(dtype));
+  }
+}
+
+TEST_P(ConvGradWeight, ThreadCountDoesNotMatter) {
+  expect_same_bits_on_threads(
+      [&] { return Tensors{conv_grad_weight(grad(kF32), x(kF32), weight_, shape_)}; });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, ConvGradWeight,
+    ::testing::Values(GradWeightCase{2, 5, 7, 9, 6, 1, 1}, GradWeightCase{3, 70, 100, 5, 11, 2, 1},
+                      GradWeightCase{1, 33, 50, 12, 7, 1, 0}, GradWeightCase{2, 16, 48, 3, 3, 2, 0},
+                      GradWeightCase{1, 1, 1, 1, 1, 1, 1}, GradWeightCase{2, 160, 96, 20, 20, 1, 1}));
+
+TEST(Convolution, WritesTheGradientOfItsWeightWhereItIsKept) {
+  const at::Tensor x = randn({2, 16, 6, 5}, kF32, 1).contiguous(at::MemoryFormat::ChannelsLast),
+                   grad = randn({2, 8, 6, 5}, kF32, 2).contiguous(at::MemoryFormat::ChannelsLast),
+                   weight = leaf(randn({8, 16, 3, 3}, kF32, 3)), memory = at::full({8, 16, 3, 3}, 7);
+  const ConvolutionShape same{.padding = 1};
+  const at::Tensor apart = conv_grad_weight(grad, x, weight, same);
+  lend_gradient_memory(weight, memory.to(kF32));
+  const at::Tensor lent = weight.grad();
+  EXPECT_TRUE(conv_grad_weight(grad, x, weight, same).is_same(lent));
+  EXPECT_TRUE(bitwise_equal(lent, apart));
+}
+
+// All gradients of a 3x3 convolution as a U-Net has it, by whichever kernel this processor takes.
+TEST(Convolution, GradientsMatchF64) {
+  for (const at::ScalarType dtype : {kF32, kBf16, kFp16}) {
+    SCOPED_TRACE(::testing::Message() << dtype);
+    const Function f = [](const Tensors& in) {
+      return conv2d(in[0], in[1], in[2], {.padding = 1}, in[0].scalar_type());
+    };
+    expect_equals_reference(f, f,
+                            {randn({2, 20, 7, 9}, dtype, 1).contiguous(at::MemoryFormat::ChannelsLast),
+                             randn({24, 20, 3, 3}, dtype, 2), randn({24}, dtype, 3)},
+                            {.gradients = 2});
+  }
+}
+
+// Behind a norm
+
+struct NormedCase {
+  at::ScalarType dtype;
+  int64_t kernel;
+  bool silu;
+};
+
+class NormedConvolution : public ::testing::TestWithParam<NormedCase> {
+ protected:
+  const NormedCase c_ = GetParam();
+  const ConvolutionShape shape_{.stride = 1, .padding = c_.kernel / 2, .groups = 1};
+  // x, the norm's weight and bias, the convolution's
+  const Tensors inputs_ = {randn({2, 24, 7, 5}, c_.dtype, 1).contiguous(at::MemoryFormat::ChannelsLast),
+                           randn({24}, c_.dtype, 2), randn({24}, c_.dtype, 3),
+                           randn({20, 24, c_.kernel, c_.kernel}, c_.dtype, 4), randn({20}, c_.dtype, 5)};
+
+  Function fused() const {
+    return [c = c_, shape = shape_](const Tensors& in) {
+      return group_norm_conv2d(in[0], {in[1], in[2], /*num_groups=*/4, /*eps=*/1e-5, c.silu}, in[3], in[4],
+                               shape, c.dtype);
+    };
+  }
+  Function apart() const {
+    return [c = c_, shape = shape_](const Tensors& in) {
+      return conv2d(group_norm_silu(in[0], 4, in[1], in[2], 1e-5, c.silu), in[3], in[4], shape, c.dtype);
+    };
+  }
+};
+
+TEST_P(NormedConvolution, IsBitwiseTheTwoOperations) {
+  const at::Tensor out = fused()(inputs_), direction = randn(out.sizes(), c_.dtype, 6);
+  expect_same_bits({out}, {apart()(inputs_)});
+  expect_same_bits(gradients(fused(), inputs_, direction), gradients(apart(), inputs_, direction));
+}
+
+TEST_P(NormedConvolution, FrozenPassesTheGradientOn) {
+  const at::Tensor direction = randn(fused()(inputs_).sizes(), c_.dtype, 6);
+  const Function frozen = [&](const Tensors& in) {
+    return fused()({in[0], in[1], in[2], inputs_[3], inputs_[4]});
+  };
+  const Tensors all = gradients(fused(), inputs_, direction);
+  expect_same_bits(gradients(frozen, {inputs_[0], inputs_[1], inputs_[2]}, direction),
+                   {all[0], all[1], all[2]});
+}
+
+TEST_P(NormedConvolution, MetaAgrees) { expect_meta_agrees(fused(), inputs_); }
+
+TEST_P(NormedConvolution, HasABackwardInADryRunOfCuda) {
+  expect_gradients_in_a_dry_run_of_cuda(fused(), inputs_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, NormedConvolution,
+                         ::testing::Values(NormedCase{kF32, 3, true}, NormedCase{kBf16, 3, true},
+                                           NormedCase{kFp16, 3, true}, NormedCase{kF32, 1, false},
+                                           NormedCase{kBf16, 1, false}, NormedCase{at::kDouble, 3, true}));
+
+TEST(NormedConvolutions, NameWhatIsWrong) {
+  const at::Tensor x = at::zeros({1, 6, 2, 2}), affine = at::ones({6}), weight = at::ones({4, 6, 3, 3});
+  EXPECT_ERROR(group_norm_conv2d(x, {affine, affine, 4, 1e-6, true}, weight, std::nullopt, {}, kF32),
+               "the number of groups must divide the 6 channels, got 4");
+  EXPECT_ERROR(
+      group_norm_conv2d(x, {affine, affine, 3, 1e-6, true}, weight.narrow(1, 0, 5), std::nullopt, {}, kF32),
+      "expected x (B, C, H, W) and weight (out, C / 1, k, k), got 1x6x2x2 and 4x5x3x3");
 }
 
 }  // namespace

@@ -37,6 +37,12 @@ TEST_P(GroupNorm, MatchesATenInF64) {
   expect_close(out, expected, tolerance_of(c.dtype));
 }
 
+TEST_P(GroupNorm, GradientsMatchF64) {
+  // ATen's, which contiguous tensors have, are rounded to their dtype at each operation on the way.
+  if (GetParam().format == at::MemoryFormat::Contiguous && GetParam().dtype != kF32) return;
+  expect_equals_reference(normed(GetParam()), normed(GetParam()), inputs_of(GetParam()), {.gradients = 4});
+}
+
 TEST_P(GroupNorm, MetaAgrees) { expect_meta_agrees(normed(GetParam()), inputs_of(GetParam())); }
 
 TEST_P(GroupNorm, HasABackwardInADryRunOfCuda) {
@@ -44,8 +50,10 @@ TEST_P(GroupNorm, HasABackwardInADryRunOfCuda) {
 }
 
 TEST_P(GroupNorm, ThreadCountDoesNotMatter) {
-  const at::NoGradGuard no_grad;
   const Tensors inputs = inputs_of(GetParam());
+  if (GetParam().format == at::MemoryFormat::ChannelsLast)
+    return expect_thread_count_does_not_matter(normed(GetParam()), inputs);
+  const at::NoGradGuard no_grad;  // ATen's backward
   expect_same_bits_on_threads([&] { return Tensors{normed(GetParam())(inputs)}; });
 }
 
@@ -65,9 +73,20 @@ TEST(GroupNormSilu, GradcheckInF64) {
             {randn({2, 4, 2, 3}), randn({4}, at::kDouble, 2), randn({4}, at::kDouble, 3)});
 }
 
-TEST(GroupNormSilu, KernelGradientsMatchF64) {
+TEST(GroupNormSilu, GradientsKeepDigitsWhenTheMeanIsFarFromZero) {
+  const GroupNormCase c = {1, 8, 50, 50, 2, kF32, kLast, false};
+  Tensors inputs = inputs_of(c);
+  inputs[0] = inputs[0] + 300;
+  expect_equals_reference(normed(c), normed(c), inputs, {.result = 4, .gradients = 10});
+}
+
+// A norm whose x needs no gradient, as in the first segment that is trained.
+TEST(GroupNormSilu, GivesWeightsAloneTheirGradients) {
   const GroupNormCase c = {2, 16, 6, 5, 4, kF32, kLast, true};
-  expect_equals_reference(normed(c), normed(c), inputs_of(c));
+  const Tensors inputs = inputs_of(c), leaves = {inputs[0], leaf(inputs[1]), leaf(inputs[2])};
+  const at::Tensor out = normed(c)(leaves), direction = randn(out.sizes(), kF32, 4);
+  const Tensors all = gradients(normed(c), inputs, direction);
+  expect_same_bits(torch::autograd::grad({out}, {leaves[1], leaves[2]}, {direction}), {all[1], all[2]});
 }
 
 TEST(GroupNormSilu, KeepsDigitsWhenTheMeanIsFarFromZero) {

@@ -2,6 +2,7 @@
 #include <hwy/targets.h>
 
 #include "ops/checks.h"
+#include "ops/convolution.h"
 #include "ops/gelu.h"
 
 namespace kiln::ops {
@@ -74,6 +75,23 @@ TEST_F(InstructionSets, GeluAndGroupNorm) {
               group_norm_silu(x.contiguous(at::MemoryFormat::ChannelsLast), 3, affine, affine, 1e-6, true)};
         },
         rtol);
+    const auto normed = [](const Tensors& in) { return group_norm_silu(in[0], 3, in[1], in[1], 1e-6, true); };
+    expect_agreement(
+        [&] {
+          return gradients(normed, {x.contiguous(at::MemoryFormat::ChannelsLast), affine}, randn(x.sizes()));
+        },
+        rtol);
+  }
+}
+
+TEST_F(InstructionSets, GradientOfAConvolutionsWeight) {
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const auto pixels = [&](int64_t channels, uint64_t seed) {
+      return randn({2, channels, 9, 7}, dtype, seed).contiguous(at::MemoryFormat::ChannelsLast);
+    };
+    const at::Tensor x = pixels(70, 1), grad = pixels(50, 2), weight = at::empty({50, 70, 3, 3});
+    expect_agreement([&] { return Tensors{conv_grad_weight(grad, x, weight, {.padding = 1})}; },
+                     dtype == at::kFloat ? 1e-5 : 1.0 / 128);
   }
 }
 

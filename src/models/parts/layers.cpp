@@ -48,6 +48,12 @@ at::Tensor Linear::forward_gelu_tanh(const at::Tensor& h, at::ScalarType compute
   return ops::gelu_tanh_linear(h, weight->value, value_of(bias), compute_dtype);
 }
 
+at::Tensor Linear::forward_geglu(const at::Tensor& h, at::ScalarType compute_dtype) const {
+  if (!weight->adapters.empty() || products == ops::Products::kFp8)
+    return forward(ops::geglu(h), compute_dtype);
+  return ops::geglu_linear(h, weight->value, value_of(bias), compute_dtype);
+}
+
 at::Tensor gelu_tanh_mlp(const Linear& fc1, const Linear& fc2, const at::Tensor& x,
                          at::ScalarType compute_dtype) {
   if (!fc1.weight->adapters.empty() || !fc2.weight->adapters.empty())
@@ -66,6 +72,13 @@ at::Tensor Conv2d::forward(const at::Tensor& x, at::ScalarType compute_dtype) co
     out = add_rows(out, change, adapter.first_row, 1);
   }
   return out;
+}
+
+at::Tensor Conv2d::forward_normed(const GroupNorm& norm, bool silu, const at::Tensor& x,
+                                  at::ScalarType compute_dtype) const {
+  if (!weight->adapters.empty()) return forward(norm.forward(x, silu), compute_dtype);
+  return ops::group_norm_conv2d(x, {norm.weight->value, norm.bias->value, norm.num_groups, norm.eps, silu},
+                                weight->value, value_of(bias), shape, compute_dtype);
 }
 
 at::Tensor Conv2d::forward_rows(const at::Tensor& x, at::ScalarType compute_dtype) const {
@@ -103,6 +116,26 @@ at::Tensor joined_linears(std::initializer_list<const Linear*> layers, const at:
     offset += layer->weight->value.size(0);
   }
   return out;
+}
+
+at::Tensor normed_linears(const LayerNorm& norm, std::initializer_list<const Linear*> layers,
+                          const at::Tensor& x, at::ScalarType compute_dtype) {
+  std::vector<at::Tensor> weights, biases;
+  bool is_plain = true;
+  for (const Linear* layer : layers) {
+    is_plain &= layer->weight->adapters.empty() && layer->products == ops::Products::kComputeDtype;
+    weights.push_back(layer->weight->value);
+    if (layer->bias) biases.push_back(layer->bias->value);
+  }
+  if (!is_plain) {
+    const at::Tensor rows = norm.forward(x, compute_dtype);
+    return layers.size() == 1 ? (*layers.begin())->forward(rows, compute_dtype)
+                              : joined_linears(layers, rows, compute_dtype);
+  }
+  std::optional<at::Tensor> bias;
+  if (!biases.empty()) bias = biases.size() == 1 ? biases[0] : at::cat(biases);
+  return ops::layer_norm_linears(x, {norm.weight->value, norm.bias->value, norm.eps}, weights, bias,
+                                 compute_dtype);
 }
 
 namespace {

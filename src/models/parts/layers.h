@@ -21,11 +21,15 @@ struct Linear {
   at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
   // Computes forward(gelu_tanh(h)) and saves only h for backward.
   at::Tensor forward_gelu_tanh(const at::Tensor& h, at::ScalarType compute_dtype) const;
+  // The same for forward(geglu(h)), but that products in fp8 save geglu's result, in 8 bits.
+  at::Tensor forward_geglu(const at::Tensor& h, at::ScalarType compute_dtype) const;
 };
 
 // Computes fc2.forward_gelu_tanh(fc1.forward(x)), in one operation if neither layer has an adapter.
 at::Tensor gelu_tanh_mlp(const Linear& fc1, const Linear& fc2, const at::Tensor& x,
                          at::ScalarType compute_dtype);
+
+struct GroupNorm;
 
 struct Conv2d {
   std::shared_ptr<Parameter> weight;  // (out, in / groups, k, k)
@@ -33,6 +37,9 @@ struct Conv2d {
   ops::ConvolutionShape shape{};
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
+  // Computes forward(norm.forward(x, silu)) and saves only x for backward.
+  at::Tensor forward_normed(const GroupNorm& norm, bool silu, const at::Tensor& x,
+                            at::ScalarType compute_dtype) const;
   // Computes a convolution of one place each, in rows: x (..., in * k * k) -> (..., out). Of a 1 x 1
   // convolution a place is a pixel, of one with k as stride a patch.
   at::Tensor forward_rows(const at::Tensor& x, at::ScalarType compute_dtype) const;
@@ -66,6 +73,10 @@ struct RmsNorm {
 // Computes several linear layers of one input as one product: (..., sum of their widths), in the given order.
 at::Tensor joined_linears(std::initializer_list<const Linear*> layers, const at::Tensor& x,
                           at::ScalarType compute_dtype);
+
+// Computes joined_linears of norm.forward(x) and saves only x for backward.
+at::Tensor normed_linears(const LayerNorm& norm, std::initializer_list<const Linear*> layers,
+                          const at::Tensor& x, at::ScalarType compute_dtype);
 
 // Creates weights under a key prefix and appends them to a list in the order of creation.
 class ParameterScope {

@@ -135,12 +135,6 @@ void forward_block(const GluConv& conv, T* out, const Block& block) {
   }
 }
 
-HWY_INLINE Vec sigmoid(Vec x) {
-  return hn::Div(set(1.0f), hn::Add(set(1.0f), exp2(hn::Mul(x, set(-kLog2E)))));
-}
-// silu'(x) = s (1 + x (1 - s)), s = sigmoid(x)
-HWY_INLINE Vec silu_grad(Vec x, Vec s) { return hn::Mul(s, hn::MulAdd(x, hn::Sub(set(1.0f), s), set(1.0f))); }
-
 // Fills the ring with the gradients of the convolution's result in row y, or with zeros outside of the
 // picture.
 template <class T>

@@ -138,6 +138,60 @@ void channel_affine_range(const void* x, void* out, Dtype dtype, const float* fa
   });
 }
 
+// Returns grad * act'(x * factor + offset) of the vector at channel c.
+HWY_INLINE Vec grad_inside(const ChannelNorm& norm, Vec x, Vec grad, size_t c, size_t n) {
+  if (!norm.silu) return grad;
+  const Vec y = hn::MulAdd(x, load(norm.factor + c, n), load(norm.offset + c, n));
+  return hn::Mul(grad, silu_grad(y, sigmoid(y)));
+}
+
+template <class T>
+void grad_sums(const ChannelNorm& norm, const T* x, const T* grad, float* sums, float* sums_x,
+               size_t pixels) {
+  const size_t channels = norm.channels;
+  for (size_t first = 0; first < pixels; first += kPiecePixels) {
+    const size_t begin = first * channels, end = std::min(first + kPiecePixels, pixels) * channels;
+    for_each_vector(channels, [&](size_t c, size_t n) HWY_ATTR {
+      const Vec mean = load(norm.mean + c, n);
+      Vec sum = first > 0 ? load(sums + c, n) : set(0), sum_x = first > 0 ? load(sums_x + c, n) : set(0);
+      for (size_t p = begin + c; p < end; p += channels) {
+        const Vec value = load(x + p, n), inside = grad_inside(norm, value, load(grad + p, n), c, n);
+        sum = hn::Add(sum, inside);
+        sum_x = hn::MulAdd(inside, hn::Sub(value, mean), sum_x);
+      }
+      store(sum, sums + c, n);
+      store(sum_x, sums_x + c, n);
+    });
+  }
+}
+
+void channel_grad_sums_range(const ChannelNorm& norm, const void* x, const void* grad, float* sums,
+                             float* sums_x, size_t pixels) {
+  with_element(norm.dtype, [&](auto element) HWY_ATTR {
+    using T = decltype(element);
+    grad_sums(norm, static_cast<const T*>(x), static_cast<const T*>(grad), sums, sums_x, pixels);
+  });
+}
+
+void channel_grad_range(const ChannelNorm& norm, const void* x, const void* grad, const float* slope,
+                        const float* shift, void* grad_x, size_t pixels) {
+  with_element(norm.dtype, [&](auto element) HWY_ATTR {
+    using T = decltype(element);
+    const T *from = static_cast<const T*>(x), *of_result = static_cast<const T*>(grad);
+    T* to = static_cast<T*>(grad_x);
+    for (size_t p = 0; p < pixels; ++p) {
+      const size_t pixel = p * norm.channels;
+      for_each_vector(norm.channels, [&](size_t c, size_t n) HWY_ATTR {
+        const Vec value = load(from + pixel + c, n),
+                  inside = grad_inside(norm, value, load(of_result + pixel + c, n), c, n),
+                  around = hn::MulAdd(hn::Sub(value, load(norm.mean + c, n)), load(slope + c, n),
+                                      load(shift + c, n));
+        store(hn::MulAdd(inside, load(norm.factor + c, n), around), to + pixel + c, n);
+      });
+    }
+  });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kiln::ops::cpu
 HWY_AFTER_NAMESPACE();
@@ -148,6 +202,8 @@ namespace kiln::ops::cpu {
 HWY_EXPORT(normalise_group);
 HWY_EXPORT(channel_moments_range);
 HWY_EXPORT(channel_affine_range);
+HWY_EXPORT(channel_grad_sums_range);
+HWY_EXPORT(channel_grad_range);
 
 void group_norm_contiguous(const void* x, void* out, Dtype dtype, const float* weight, const float* bias,
                            float eps, bool silu, size_t channels, size_t pixels) {
@@ -161,6 +217,16 @@ void channel_moments(const void* x, Dtype dtype, double* mean, double* m2, size_
 void channel_affine(const void* x, void* out, Dtype dtype, const float* factor, const float* offset,
                     bool silu, size_t channels, size_t pixels) {
   HWY_DYNAMIC_DISPATCH(channel_affine_range)(x, out, dtype, factor, offset, silu, channels, pixels);
+}
+
+void channel_grad_sums(const ChannelNorm& norm, const void* x, const void* grad, float* sums, float* sums_x,
+                       size_t pixels) {
+  HWY_DYNAMIC_DISPATCH(channel_grad_sums_range)(norm, x, grad, sums, sums_x, pixels);
+}
+
+void channel_grad(const ChannelNorm& norm, const void* x, const void* grad, const float* slope,
+                  const float* shift, void* grad_x, size_t pixels) {
+  HWY_DYNAMIC_DISPATCH(channel_grad_range)(norm, x, grad, slope, shift, grad_x, pixels);
 }
 
 }  // namespace kiln::ops::cpu

@@ -53,6 +53,23 @@ void channel_moments(const void* x, Dtype dtype, double* mean, double* m2, size_
 void channel_affine(const void* x, void* out, Dtype dtype, const float* factor, const float* offset,
                     bool silu, size_t channels, size_t pixels);
 
+// A picture's channels-last GroupNorm, act(x * factor[c] + offset[c]), as its backward reads it.
+struct ChannelNorm {
+  Dtype dtype;  // of x, its gradient and that of the result
+  bool silu;
+  size_t channels;
+  const float *factor, *offset, *mean;  // of each channel
+};
+
+// With d = grad * act'(x * factor + offset), computes the sums of d and of d * (x - mean) over `pixels`
+// pixels.
+void channel_grad_sums(const ChannelNorm& norm, const void* x, const void* grad, float* sums, float* sums_x,
+                       size_t pixels);
+
+// grad_x = d * factor[c] + (x - mean[c]) * slope[c] + shift[c].
+void channel_grad(const ChannelNorm& norm, const void* x, const void* grad, const float* slope,
+                  const float* shift, void* grad_x, size_t pixels);
+
 // sums[j] = sum over i < rows of values[i * width + j], in f32 and in order of i.
 void column_sum(Dtype dtype, const void* values, size_t rows, size_t width, float* sums);
 
@@ -77,6 +94,32 @@ void glu_conv(const GluConv& conv, void* out, size_t first, size_t count);
 // like these, for channels [first, first + count) and their gates.
 void glu_conv_grad(const GluConv& conv, const void* grad, void* grad_h, float* grad_weight, float* grad_bias,
                    size_t first, size_t count);
+
+// The gradient of the weight of a 3x3 convolution of channels-last pixels, block by block.
+
+inline constexpr size_t kConvTaps = 9;  // weights of a 3x3 kernel, row-major
+// Most channels of a block, and pixels whose patches are gathered at once. The sums and patches of a block
+// stay in the second-level cache.
+inline constexpr size_t kConvOutChannels = 48, kConvInChannels = 64, kConvPixels = 256;
+// Floats of 64-byte aligned scratch for a block.
+inline constexpr size_t kConvScratch =
+    kConvOutChannels * kConvTaps * kConvInChannels + kConvPixels * (kConvInChannels + kConvOutChannels);
+
+struct ConvGradWeight {
+  const void* x;     // (batch, height, width, in_channels)
+  const void* grad;  // of the result, (batch, out_height, out_width, out_channels)
+  Dtype dtype;       // of both and of the weight's gradient
+  size_t batch, height, width, in_channels, out_height, out_width, out_channels, stride, padding;
+};
+
+// At most kConvOutChannels by kConvInChannels.
+struct ConvBlock {
+  size_t first_out, num_out, first_in, num_in;
+};
+
+// Computes a block of grad_weight (out_channels, in_channels, 3, 3). Each element is one f32 sum over all
+// pixels in their order.
+void conv_grad_weight(const ConvGradWeight& conv, const ConvBlock& block, void* grad_weight, float* scratch);
 
 // The tokens of one attention head in a tensor of tokens: rows of head_dim elements, `stride` elements apart.
 struct HeadTokens {

@@ -33,6 +33,12 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 // Returns x * sigmoid(x). -inf gives NaN, as x * 0 would.
 HWY_INLINE Vec silu(Vec x) { return hn::Div(x, hn::Add(set(1.0f), exp2(hn::Mul(x, set(-kLog2E))))); }
 
+HWY_INLINE Vec sigmoid(Vec x) {
+  return hn::Div(set(1.0f), hn::Add(set(1.0f), exp2(hn::Mul(x, set(-kLog2E)))));
+}
+// silu'(x) = s (1 + x (1 - s)), s = sigmoid(x)
+HWY_INLINE Vec silu_grad(Vec x, Vec s) { return hn::Mul(s, hn::MulAdd(x, hn::Sub(set(1.0f), s), set(1.0f))); }
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kiln::ops::cpu
 HWY_AFTER_NAMESPACE();

@@ -300,7 +300,7 @@ int kiln_cuda_group_norm(const kiln::ops::GroupNormArgs* args, void* out, float*
   return last_error();
 }
 
-int kiln_cuda_group_norm_grad(const kiln::ops::GroupNormArgs* args, const kiln::ops::GroupNormGrads* grads,
+int kiln_cuda_group_norm_grad(const kiln::ops::GroupNormArgs* args, const kiln::ops::GroupNormGradArgs* grads,
                               size_t batch, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   const size_t channels = args->channels;

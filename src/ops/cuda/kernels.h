@@ -46,7 +46,7 @@ int kiln_cuda_gated_residual_grad(const kiln::ops::GatedResidualArgs* args, cons
 // `partials` is (2, batch, P, groups) f32 of scratch. At most kWidestRow channels.
 int kiln_cuda_group_norm(const kiln::ops::GroupNormArgs* args, void* out, float* partials, size_t batch,
                          void* stream);
-int kiln_cuda_group_norm_grad(const kiln::ops::GroupNormArgs* args, const kiln::ops::GroupNormGrads* grads,
+int kiln_cuda_group_norm_grad(const kiln::ops::GroupNormArgs* args, const kiln::ops::GroupNormGradArgs* grads,
                               size_t batch, void* stream);
 
 // Writes packed (B, N, 3, H, d) from the gradients of q, k and v, in one pass.

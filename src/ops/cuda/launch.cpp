@@ -97,7 +97,7 @@ void group_norm(const GroupNormArgs& args, const at::Tensor& out, const at::Tens
   });
 }
 
-void group_norm_grad(const GroupNormArgs& args, const GroupNormGrads& grads, const at::Tensor& grad) {
+void group_norm_grad(const GroupNormArgs& args, const GroupNormGradArgs& grads, const at::Tensor& grad) {
   enqueue("group_norm_grad", grad,
           [&](void* stream) { return kiln_cuda_group_norm_grad(&args, &grads, grad.size(0), stream); });
 }
@@ -262,7 +262,7 @@ void adaln_grad(const AdalnArgs&, const GatedResidualArgs&, const AdalnGrads&, c
   missing();
 }
 void group_norm(const GroupNormArgs&, const at::Tensor&, const at::Tensor&) { missing(); }
-void group_norm_grad(const GroupNormArgs&, const GroupNormGrads&, const at::Tensor&) { missing(); }
+void group_norm_grad(const GroupNormArgs&, const GroupNormGradArgs&, const at::Tensor&) { missing(); }
 bool epilogue_product(const EpilogueProductArgs&, const at::Tensor&) { return false; }
 std::vector<EpilogueCount> epilogue_counts() { return {}; }
 void take_epilogue_algorithm(int) {}

@@ -28,7 +28,7 @@ void gated_residual(const GatedResidualArgs& args, const at::Tensor& x, const at
 void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, const at::Tensor& dy,
                          const at::Tensor& dgate, const at::Tensor& partials, int64_t rows_per_partial);
 void group_norm(const GroupNormArgs& args, const at::Tensor& out, const at::Tensor& partials);
-void group_norm_grad(const GroupNormArgs& args, const GroupNormGrads& grads, const at::Tensor& grad);
+void group_norm_grad(const GroupNormArgs& args, const GroupNormGradArgs& grads, const at::Tensor& grad);
 // Returns false, and does nothing, if cuBLASLt has no such product. `workspace` is bytes of scratch.
 bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspace);
 struct EpilogueCount {

@@ -177,7 +177,7 @@ class UnetFinal : public Segment {
 
   // -> (B, out_channels, H, W) f32
   State forward(const State& state, const ModelInput&) const override {
-    const at::Tensor out = conv_out_.forward(norm_.forward(state.hidden, /*silu=*/true), dtype_);
+    const at::Tensor out = conv_out_.forward_normed(norm_, /*silu=*/true, state.hidden, dtype_);
     return {.hidden = out.to(at::kFloat).contiguous()};
   }
 

@@ -46,9 +46,9 @@ UnetResnet::UnetResnet(const UnetBuild& build, const ParameterScope& scope, int6
 }
 
 at::Tensor UnetResnet::forward(const at::Tensor& x, const at::Tensor& time, at::ScalarType dtype) const {
-  at::Tensor hidden = conv1.forward(norm1.forward(x, /*silu=*/true), dtype);
+  at::Tensor hidden = conv1.forward_normed(norm1, /*silu=*/true, x, dtype);
   hidden = hidden + time_projection.forward(time, dtype).unsqueeze(-1).unsqueeze(-1);
-  hidden = conv2.forward(norm2.forward(hidden, /*silu=*/true), dtype);
+  hidden = conv2.forward_normed(norm2, /*silu=*/true, hidden, dtype);
   return (shortcut ? shortcut->forward(x, dtype) : x) + hidden;
 }
 
@@ -70,14 +70,14 @@ UnetTransformerBlock::UnetTransformerBlock(const UnetBuild& build, const Paramet
       down(scope.uniform_linear("ff.net.2", kFeedForwardFactor * channels, channels)) {}
 
 at::Tensor UnetTransformerBlock::forward(at::Tensor x, const at::Tensor& text, at::ScalarType dtype) const {
-  x = x + self_attention(norm1.forward(x, dtype), dtype);
-  x = x + cross_attention(norm2.forward(x, dtype), text, dtype);
-  return x + down.forward(ops::geglu(gate.forward(norm3.forward(x, dtype), dtype)), dtype);
+  x = x + self_attention(x, dtype);
+  x = x + cross_attention(x, text, dtype);
+  return x + down.forward_geglu(normed_linears(norm3, {&gate}, x, dtype), dtype);
 }
 
 at::Tensor UnetTransformerBlock::self_attention(const at::Tensor& x, at::ScalarType dtype) const {
   const int64_t head_dim = x.size(2) / num_heads;
-  const at::Tensor qkv = joined_linears({&self_q, &self_k, &self_v}, x, dtype)
+  const at::Tensor qkv = normed_linears(norm1, {&self_q, &self_k, &self_v}, x, dtype)
                              .view({x.size(0), x.size(1), 3, num_heads, head_dim});
   return self_out.forward(ops::packed_attention(qkv, 1 / std::sqrt(static_cast<double>(head_dim))), dtype);
 }
@@ -88,9 +88,9 @@ at::Tensor UnetTransformerBlock::cross_attention(const at::Tensor& x, const at::
   const auto heads = [&](const at::Tensor& rows) {  // (B, rows, heads, head_dim)
     return rows.view({rows.size(0), rows.size(1), num_heads, head_dim});
   };
-  const at::Tensor attended =
-      ops::cross_attention(heads(cross_q.forward(x, dtype)), heads(cross_k.forward(text, dtype)),
-                           heads(cross_v.forward(text, dtype)), 1 / std::sqrt(static_cast<double>(head_dim)));
+  const at::Tensor attended = ops::cross_attention(
+      heads(normed_linears(norm2, {&cross_q}, x, dtype)), heads(cross_k.forward(text, dtype)),
+      heads(cross_v.forward(text, dtype)), 1 / std::sqrt(static_cast<double>(head_dim)));
   return cross_out.forward(attended, dtype);
 }
 
@@ -110,9 +110,8 @@ UnetTransformer::UnetTransformer(const UnetBuild& build, const ParameterScope& s
 
 at::Tensor UnetTransformer::forward(const at::Tensor& x, const at::Tensor& text, at::ScalarType dtype) const {
   const int64_t height = x.size(2), width = x.size(3);
-  const at::Tensor normed = norm.forward(x, /*silu=*/false);
-  at::Tensor tokens =
-      conv_in ? to_tokens(conv_in->forward(normed, dtype)) : linear_in->forward(to_tokens(normed), dtype);
+  at::Tensor tokens = conv_in ? to_tokens(conv_in->forward_normed(norm, /*silu=*/false, x, dtype))
+                              : linear_in->forward(to_tokens(norm.forward(x, /*silu=*/false)), dtype);
   for (const UnetTransformerBlock& block : blocks) tokens = block.forward(tokens, text, dtype);
   const at::Tensor out = conv_out ? conv_out->forward(to_features(tokens.contiguous(), height, width), dtype)
                                   : to_features(linear_out->forward(tokens, dtype), height, width);
