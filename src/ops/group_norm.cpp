@@ -6,6 +6,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
@@ -34,7 +35,7 @@ void forward_contiguous(const at::Tensor& x, const Affine& affine, const at::Ten
   const float* bias = affine.bias.const_data_ptr<float>();
   const char* from = static_cast<const char*>(x.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
-  at::parallel_for(0, x.size(0) * affine.num_groups, 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(x.size(0) * affine.num_groups, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t channel = i % affine.num_groups * channels;
       cpu::group_norm_contiguous(from + i * group_bytes, to + i * group_bytes, dtype, weight + channel,
@@ -80,7 +81,7 @@ void forward_channels_last(const at::Tensor& x, const Affine& affine, const at::
   std::vector<float> factor(batch * channels), offset(factor.size());
   // Calls body(picture, first pixel, number of pixels, index of the partial).
   const auto for_each_partial = [&](auto&& body) {
-    at::parallel_for(0, batch * num_partials, 1, [&](int64_t begin, int64_t end) {
+    parallel_pieces(batch * num_partials, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i % num_partials * kPixelsPerPartial;
         body(i / num_partials, first, std::min(kPixelsPerPartial, pixels - first), i);
