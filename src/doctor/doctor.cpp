@@ -13,7 +13,6 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -71,7 +70,7 @@ MachineFinding instructions() {
 
 MachineFinding threads(const fs::path& root) {
   const int64_t own = num_own_cpus(root.string()), all = ::sysconf(_SC_NPROCESSORS_ONLN);
-  const double quota = cpu_quota(root.string()).value_or(std::numeric_limits<double>::infinity());
+  const double quota = cpu_quota(root.string()).value_or(static_cast<double>(all));
   const bool is_limited = quota < static_cast<double>(all);
   MachineFinding found{
       "threads",

@@ -74,7 +74,7 @@ double seconds_waiting() {
 int64_t num_own_cpus(const std::string& root) {
   const auto allowed = static_cast<int64_t>(own_cpus().size());
   const std::optional<double> quota = cpu_quota(root);
-  return quota ? std::clamp<int64_t>(std::ceil(*quota), 1, allowed) : allowed;
+  return quota ? std::clamp<int64_t>(static_cast<int64_t>(std::ceil(*quota)), 1, allowed) : allowed;
 }
 
 int64_t cpu_share(const std::vector<RankCpus>& of_ranks, size_t rank) {
