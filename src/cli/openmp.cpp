@@ -1,8 +1,9 @@
 // The part of OpenMP that LibTorch calls, in place of libgomp's: a program's own functions come before those
-// of its libraries. So ATen, oneDNN and MKL work on the threads that run pieces (core/threads/pieces.h): two
-// pools of threads would keep the processors from each other, and libgomp's threads spin for milliseconds, or
-// go through a whole turn of another program before a region ends. Names and arguments are GCC's. Criticals
-// and atomics remain libgomp's: they know no teams. tests/channels/openmp_names knows what LibTorch calls.
+// of its libraries. So ATen, oneDNN and MKL work on the threads that run pieces (core/threads/pieces.h). A
+// second pool of threads would take the processors from the first, and a region of libgomp's ends only when
+// each of its threads has had a processor, even one that came too late to do anything. Names and arguments
+// are GCC's. Criticals and atomics remain libgomp's: they know no teams. tests/reference/test_openmp.py finds
+// what is missing.
 #include <algorithm>
 #include <climits>
 #include <cstdint>
