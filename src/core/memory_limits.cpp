@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 
+#include "core/control_groups.h"
+
 // jemalloc's control function; null where jemalloc is not linked.
 extern "C" __attribute__((weak)) int mallctl(const char* name, void* old_value, size_t* old_size,
                                              void* new_value, size_t new_size);
@@ -20,14 +22,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where one version of control groups has its files, and what it calls them.
+// What one version of control groups calls its files.
 struct GroupFiles {
-  const char *mount, *limit, *usage, *inactive_files, *active_files;
+  const char *limit, *usage, *inactive_files, *active_files;
 };
-constexpr GroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                  "total_inactive_file", "total_active_file"};
-constexpr GroupFiles kVersion2 = {"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file",
-                                  "active_file"};
+constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+                                  "total_active_file"};
+constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file", "active_file"};
 
 // Reads a number. Returns nothing if there is no such file or it holds a word ("max": no limit).
 std::optional<int64_t> number_in(const fs::path& path) {
@@ -47,21 +48,16 @@ int64_t number_of(const fs::path& path, const std::string& key) {
   return 0;
 }
 
-// Applies the limits of a group and of all groups above it. In a container the path may be the host's; files
-// that are missing there set no limit.
-void apply_limits(HostMemory& memory, const fs::path& root, const GroupFiles& files, fs::path group) {
-  for (bool is_top = false; !is_top; group = group.parent_path()) {
-    is_top = !group.has_relative_path();
-    const fs::path folder = root / files.mount / group.relative_path();
-    const std::optional<int64_t> limit = number_in(folder / files.limit);
-    if (!limit) continue;
-    memory.total_bytes = std::min(memory.total_bytes, *limit);
-    const int64_t cached = number_of(folder / "memory.stat", files.inactive_files) +
-                           number_of(folder / "memory.stat", files.active_files) +
-                           number_of(folder / "memory.stat", "slab_reclaimable");  // only version 2 has it
-    const int64_t used = std::max<int64_t>(0, number_in(folder / files.usage).value_or(0) - cached);
-    memory.available_bytes = std::min(memory.available_bytes, std::max<int64_t>(0, *limit - used));
-  }
+// Applies the limit of a group, if it sets one.
+void apply_limit(HostMemory& memory, const fs::path& folder, const GroupFiles& files) {
+  const std::optional<int64_t> limit = number_in(folder / files.limit);
+  if (!limit) return;
+  memory.total_bytes = std::min(memory.total_bytes, *limit);
+  const int64_t cached = number_of(folder / "memory.stat", files.inactive_files) +
+                         number_of(folder / "memory.stat", files.active_files) +
+                         number_of(folder / "memory.stat", "slab_reclaimable");  // only version 2 has it
+  const int64_t used = std::max<int64_t>(0, number_in(folder / files.usage).value_or(0) - cached);
+  memory.available_bytes = std::min(memory.available_bytes, std::max<int64_t>(0, *limit - used));
 }
 
 }  // namespace
@@ -71,17 +67,8 @@ HostMemory host_memory(const std::string& root) {
   const fs::path top = root.empty() ? "/" : root;
   HostMemory memory{.total_bytes = number_of(top / "proc/meminfo", "MemTotal") * kKib,
                     .available_bytes = number_of(top / "proc/meminfo", "MemAvailable") * kKib};
-  std::ifstream groups(top / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // hierarchy:controllers:path
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",",
-                      path = line.substr(second + 1);
-    if (controllers == ",,")
-      apply_limits(memory, top, kVersion2, path);
-    else if (controllers.find(",memory,") != std::string::npos)
-      apply_limits(memory, top, kVersion1, path);
-  }
+  for (const ControlGroup& group : control_groups("memory", root))
+    apply_limit(memory, group.folder, group.is_version_2 ? kVersion2 : kVersion1);
   return memory;
 }
 

@@ -1,10 +1,9 @@
 #include "diffusion/sampler_noise.h"
 
-#include <ATen/Parallel.h>
-
 #include <span>
 
 #include "core/philox.h"
+#include "core/threads/parallel_pieces.h"
 
 namespace kiln {
 namespace {
@@ -15,7 +14,7 @@ void fill_normal(uint64_t seed, Draw draw, const std::vector<int64_t>& images, c
                  const IndexOf& index_of) {
   const int64_t size = images.empty() ? 0 : noise.numel() / noise.size(0);
   float* data = noise.mutable_data_ptr<float>();
-  at::parallel_for(0, static_cast<int64_t>(images.size()), 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(static_cast<int64_t>(images.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b)
       philox_normal(seed, draw, index_of(images[b]), std::span(data + b * size, static_cast<size_t>(size)));
   });

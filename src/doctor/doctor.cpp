@@ -13,11 +13,11 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
 
+#include "core/control_groups.h"
 #include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/files/file_system.h"
@@ -68,29 +68,18 @@ MachineFinding instructions() {
   return found;
 }
 
-// Returns how many processors' time the control groups above this process give it: infinite without a limit.
-double processor_quota(const fs::path& root) {
-  double least = std::numeric_limits<double>::infinity(), quota = 0, period = 0;  // microseconds
-  std::string line = first_line(root / "proc/self/cgroup");
-  if (!line.starts_with("0::/")) return least;  // of version 2
-  for (fs::path group = line.substr(4);; group = group.parent_path()) {
-    std::ifstream file(root / "sys/fs/cgroup" / group / "cpu.max");  // the word "max": no limit
-    if (file >> quota >> period) least = std::min(least, quota / period);
-    if (group.empty()) return least;
-  }
-}
-
 MachineFinding threads(const fs::path& root) {
-  const int64_t own = num_own_cpus(), all = ::sysconf(_SC_NPROCESSORS_ONLN);
-  const double quota = std::min(processor_quota(root), static_cast<double>(own));
-  MachineFinding found{"threads",
-                       fmt::format("{} of {} processors", own, all),
-                       {{"own", own}, {"machine", all}, {"quota", quota}}};
-  judge(
-      found, kGains, quota < static_cast<double>(own),
-      fmt::format("a control group gives the time of {} processors, for which {} threads wait: --threads {}",
-                  number_text(quota, 3), own, std::max<int64_t>(1, static_cast<int64_t>(quota))));
-  judge(found, kGains, own < all, "a launcher or taskset allows some only: allow more");
+  const int64_t own = num_own_cpus(root.string()), all = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const double quota = cpu_quota(root.string()).value_or(static_cast<double>(all));
+  const bool is_limited = quota < static_cast<double>(all);
+  MachineFinding found{
+      "threads",
+      fmt::format("{} of {} processors", own, all),
+      {{"own", own}, {"machine", all}, {"quota", std::min(quota, static_cast<double>(own))}}};
+  judge(found, kGains, is_limited,
+        fmt::format("a control group gives the time of {} processors, for {} threads: raise its limit",
+                    number_text(quota, 3), own));
+  judge(found, kGains, own < all && !is_limited, "a launcher or taskset allows some only: allow more");
   return found;
 }
 

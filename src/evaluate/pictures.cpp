@@ -1,7 +1,5 @@
 #include "evaluate/picture_set.h"
 
-#include <ATen/Parallel.h>
-
 #include <cstring>
 #include <filesystem>
 #include <vector>
@@ -10,6 +8,7 @@
 #include "core/error.h"
 #include "core/files/input_file.h"
 #include "core/text/printable.h"
+#include "core/threads/parallel_pieces.h"
 #include "data/images/image_dataset.h"
 #include "evaluate/npz_archive.h"
 
@@ -46,7 +45,7 @@ class FolderPictures : public PictureSource {
         if (!skips_broken_) throw;
         skipped[i] = message_of(error);
       };
-      at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+      parallel_pieces(count, 1, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) try {
             images[i] = load(first + static_cast<int64_t>(i));
           } catch (const BrokenPicture& error) {

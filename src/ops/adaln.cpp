@@ -1,9 +1,9 @@
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernels.h"
@@ -17,7 +17,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kAdalnGrainRows = 16;
+constexpr int64_t kAdalnRows = 16;  // that are in the cache together
 
 // The tensors of a norm with input x, and of the branch before it. Backward does not read shift, which may
 // then be undefined. An undefined y means that there is no branch.
@@ -71,9 +71,9 @@ void adaln_on_cpu(const NormedRows& rows, double eps, const at::Tensor& x_in, co
   void* sums = branch.y == nullptr ? nullptr : rows.x.mutable_data_ptr();
   void* to = out.mutable_data_ptr();
   const Dtype out_dtype = from_scalar_type(out.scalar_type());
-  at::parallel_for(0, out.size(0) * out.size(1), kAdalnGrainRows, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin; first < end; first += kAdalnGrainRows) {
-      const int64_t last = std::min(end, first + kAdalnGrainRows);
+  parallel_pieces(out.size(0) * out.size(1), rows_of_piece(out.size(2)), [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += kAdalnRows) {
+      const int64_t last = std::min(end, first + kAdalnRows);
       if (sums != nullptr) cpu::gated_residual(branch, from, sums, args.x_dtype, first, last);
       cpu::adaln(args, to, out_dtype, first, last);
     }
@@ -88,7 +88,7 @@ void adaln_grad_on_cpu(const NormedRows& tensors, const NormedRowsGrads& to, con
   const int64_t num_partials = partials.size(2), rows = args.rows_per_batch, width = args.width;
   float* sums = partials.mutable_data_ptr<float>();
   const int64_t plane = partials.stride(0);
-  at::parallel_for(0, partials.size(1) * num_partials, 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(partials.size(1) * num_partials, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task % num_partials * kRowsPerPartial;
       const int64_t row = task / num_partials * rows + first;

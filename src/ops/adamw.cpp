@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
@@ -6,6 +5,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernel_args.h"
@@ -23,7 +23,7 @@ static c10::IValue mark_value(const std::vector<EmaSlice>& emas) {
 
 namespace {
 
-constexpr int64_t kAdamwGrain = 8192;  // least elements of a thread
+constexpr int64_t kAdamwPiece = 8192;  // elements
 
 void check_flat(const char* name, const at::Tensor& tensor, const at::Tensor& master) {
   if (tensor.dim() != 1 || tensor.numel() != master.numel() || !tensor.is_contiguous() ||
@@ -110,8 +110,8 @@ void adamw_on_cpu(const AdamWTensors& tensors, const AdamWStep& options) {
     if (std::isnan(factors.grad_scale)) return;
   }
   const AdamwMemory memory(tensors, /*device_scale=*/nullptr);
-  at::parallel_for(0, tensors.master.numel(), kAdamwGrain,
-                   [&](int64_t begin, int64_t end) { cpu::adamw(memory.elements, factors, begin, end); });
+  parallel_pieces(tensors.master.numel(), kAdamwPiece,
+                  [&](int64_t begin, int64_t end) { cpu::adamw(memory.elements, factors, begin, end); });
 }
 
 void adamw_on_cuda(const AdamWTensors& tensors, const AdamWStep& options) {

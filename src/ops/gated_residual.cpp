@@ -1,8 +1,8 @@
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/aten.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernels.h"
@@ -16,14 +16,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGatedGrainRows = 16;
-
 void gated_on_cpu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y, const at::Tensor& out) {
   const GatedResidualArgs args = gated_residual_args(gate, y);
   const void* from = x.const_data_ptr();
   void* to = out.mutable_data_ptr();
   const Dtype x_dtype = from_scalar_type(x.scalar_type());
-  at::parallel_for(0, x.size(0) * x.size(1), kGatedGrainRows, [&](int64_t begin, int64_t end) {
+  parallel_pieces(x.size(0) * x.size(1), rows_of_piece(x.size(2)), [&](int64_t begin, int64_t end) {
     cpu::gated_residual(args, from, to, x_dtype, begin, end);
   });
 }
@@ -36,7 +34,7 @@ void gated_grad_on_cpu(const at::Tensor& grad, const at::Tensor& gate, const at:
   const void* g = grad.const_data_ptr();
   const Dtype grad_dtype = from_scalar_type(grad.scalar_type());
   void* to = dy.mutable_data_ptr();
-  at::parallel_for(0, partials.size(0) * num_partials, 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(partials.size(0) * num_partials, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task % num_partials * kRowsPerPartial;
       const int64_t row = task / num_partials * rows + first;

@@ -1,9 +1,8 @@
 #include "ops/gelu.h"
 
-#include <ATen/Parallel.h>
-
 #include "core/aten.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernels.h"
@@ -12,7 +11,7 @@
 namespace kiln::ops {
 namespace {
 
-constexpr int64_t kGeluGrain = 16384;  // least elements of a thread
+constexpr int64_t kGeluPiece = 16384;  // elements
 
 void check_contiguous(const at::Tensor& in, const at::Tensor& out) {
   TORCH_INTERNAL_ASSERT(in.is_contiguous() && out.is_contiguous() && in.sizes() == out.sizes() &&
@@ -24,7 +23,7 @@ void gelu_on_cpu(const at::Tensor& in, const at::Tensor& out) {
   const size_t size = dtype_size(dtype);
   const char* from = static_cast<const char*>(in.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
-  at::parallel_for(0, in.numel(), kGeluGrain, [&](int64_t begin, int64_t end) {
+  parallel_pieces(in.numel(), kGeluPiece, [&](int64_t begin, int64_t end) {
     cpu::gelu_tanh(dtype, from + begin * size, to + begin * size, end - begin);
   });
 }
@@ -35,7 +34,7 @@ void gelu_grad_on_cpu(const at::Tensor& grad, const at::Tensor& in, const at::Te
   const char* g = static_cast<const char*>(grad.const_data_ptr());
   const char* from = static_cast<const char*>(in.const_data_ptr());
   char* to = static_cast<char*>(grad_in.mutable_data_ptr());
-  at::parallel_for(0, in.numel(), kGeluGrain, [&](int64_t begin, int64_t end) {
+  parallel_pieces(in.numel(), kGeluPiece, [&](int64_t begin, int64_t end) {
     cpu::gelu_tanh_grad(dtype, g + begin * size, from + begin * size, to + begin * size, end - begin);
   });
 }

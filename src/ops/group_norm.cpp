@@ -6,6 +6,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/group_norm_on_gpu.h"
 #include "ops/kernels.h"
@@ -28,7 +29,7 @@ void forward_contiguous(const at::Tensor& x, const GroupNormLayer& norm, const a
   const float* bias = norm.bias.const_data_ptr<float>();
   const char* from = static_cast<const char*>(x.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
-  at::parallel_for(0, x.size(0) * norm.num_groups, 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(x.size(0) * norm.num_groups, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t channel = i % norm.num_groups * channels;
       cpu::group_norm_contiguous(from + i * group_bytes, to + i * group_bytes, dtype, weight + channel,
@@ -88,7 +89,7 @@ struct Partials {
   // Calls body(picture, offset of the first pixel in bytes, number of pixels, index of the partial).
   template <class Body>
   void for_each(const Body& body) const {
-    at::parallel_for(0, batch * per_picture, 1, [&](int64_t begin, int64_t end) {
+    parallel_pieces(batch * per_picture, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t b = i / per_picture, first = i % per_picture * kPixelsPerPartial;
         body(b, (b * pixels + first) * pixel_bytes, std::min(kPixelsPerPartial, pixels - first), i);

@@ -1,7 +1,5 @@
 #include "ops/kernels.h"
 
-#include <ATen/Parallel.h>
-
 #include "core/aten.h"
 #include "ops/cuda/launch.h"
 #include "ops/ops.h"
@@ -15,10 +13,6 @@ bool is_kernel_dtype(at::ScalarType dtype) {
 
 bool has_kernel(const at::Tensor& tensor) {
   return is_kernel_dtype(tensor.scalar_type()) && (!tensor.is_cuda() || cuda::kernels_compiled());
-}
-
-void loop_on_cpu(int64_t count, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body) {
-  at::parallel_for(0, count, grain, body);
 }
 
 bool computes_on_cpu(const at::Tensor& tensor) { return computing_device(tensor.device()) == at::kCPU; }

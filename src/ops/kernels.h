@@ -5,9 +5,9 @@
 // memory stands in ops/planned/.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <c10/util/FunctionRef.h>
 
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 
 namespace kiln::ops {
 
@@ -43,10 +43,8 @@ struct Kernel {
   Function* serving(const at::Tensor& tensor) const { return has_kernel(tensor) ? on(tensor) : nullptr; }
 };
 
-// The loop of kernels that a CPU alone has: body(begin, end) for ranges of [0, count) of at least `grain`, on
-// all threads.
-void loop_on_cpu(int64_t count, int64_t grain, c10::function_ref<void(int64_t begin, int64_t end)> body);
-inline constexpr Kernel<decltype(loop_on_cpu)> kLoop{.cpu = loop_on_cpu};
+// The loop of kernels that a CPU alone has.
+inline constexpr Kernel<decltype(parallel_pieces)> kLoop{.cpu = parallel_pieces};
 inline bool has_cpu_kernel(const at::Tensor& tensor) { return kLoop.serving(tensor) != nullptr; }
 
 // Returns the row of a function that is one on a CPU and on a GPU, and `planned` on both planned devices.

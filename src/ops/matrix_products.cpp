@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <utility>
@@ -9,6 +10,7 @@
 #include "core/aten.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/onednn_scratch.h"
 #include "ops/cuda/launch.h"
@@ -37,11 +39,46 @@ at::Tensor onednn_linear(const at::Tensor& rows, const at::Tensor& weight, const
   return op.call(rows, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
+// Computes each piece by one thread, with the bits of the whole. oneDNN's linear adds the bias in f32 and has
+// no memory to write to: in f32 the bias is added afterwards, and a bf16 piece is copied, while the cache
+// holds it.
+at::Tensor product_in_pieces(const ProductOperands& of, const cpu::ProductPieces& pieces) {
+  const at::Tensor right = of.product == cpu::Product::kAffine ? of.right.t() : of.right;  // (k, n)
+  const at::Tensor bias = of.bias.defined() ? of.bias.to(of.left.scalar_type()) : at::Tensor();
+  const at::Tensor result =
+      of.memory.defined() ? of.memory : at::empty({of.left.size(0), right.size(1)}, of.left.options());
+  const int64_t side = pieces.of_rows ? 0 : 1;
+  parallel_pieces(result.size(side), pieces.size, [&](int64_t begin, int64_t end) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const at::DisableRecordFunctionGuard unseen;  // whoever listens sees the operation as a whole
+    const ScratchScope scope(Scratch::kMatmul);
+    const auto piece_of = [&](const at::Tensor& tensor, int64_t dim) {
+      return tensor.narrow(dim, begin, end - begin);
+    };
+    const at::Tensor rows = pieces.of_rows ? piece_of(of.left, 0) : of.left,
+                     columns = pieces.of_rows ? right : piece_of(right, 1);
+    at::Tensor piece = piece_of(result, side);
+    const at::Tensor terms = bias.defined() && !pieces.of_rows ? piece_of(bias, 0) : bias;
+    if (terms.defined() && result.scalar_type() == at::kBFloat16) {
+      piece.copy_(onednn_linear(rows, columns.t(), terms));
+    } else {
+      at::mm_out(piece, rows, columns);
+      if (terms.defined()) piece.add_(terms);
+    }
+  });
+  return result;
+}
+
 at::Tensor product_on_cpu(ProductOperands of) {
   const at::ScalarType dtype = of.left.scalar_type();
   const bool has_onednn = of.left.numel() > 0 && of.right.numel() > 0 && at::hasMKLDNN() &&
                           (dtype == at::kFloat || dtype == at::kBFloat16);
-  if (!of.bias.defined() || !has_onednn) return aten_product(std::move(of));
+  if (!has_onednn) return aten_product(std::move(of));
+  const int64_t n = of.right.size(of.product == cpu::Product::kAffine ? 0 : 1);
+  const cpu::ProductPieces pieces =
+      cpu::product_pieces(of.product, dtype, of.left.size(0), n, of.left.size(1));
+  if (pieces.count > 1) return product_in_pieces(of, pieces);
+  if (!of.bias.defined()) return aten_product(std::move(of));
   return onednn_linear(of.left, of.right, of.bias.to(dtype));
 }
 
@@ -57,7 +94,7 @@ void column_sum_on_cpu(const at::Tensor& rows, const at::Tensor& partials, const
   const char* from = static_cast<const char*>(rows.const_data_ptr());
   float* to = partials.mutable_data_ptr<float>();
   const Dtype dtype = from_scalar_type(rows.scalar_type());
-  at::parallel_for(0, num_partials, 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(num_partials, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i * kRowsOfColumnSum;
       cpu::column_sum(dtype, from + first * width * rows.element_size(),

@@ -5,6 +5,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/kernels.h"
 
@@ -36,7 +37,7 @@ void sum_partials(const at::Tensor& partials, const at::Tensor& sums) {
   const size_t row_bytes = width * dtype_size(out_dtype);
   const float* from = partials.const_data_ptr<float>();
   char* to = static_cast<char*>(sums.mutable_data_ptr());
-  at::parallel_for(0, batch, 8, [&](int64_t begin, int64_t end) {
+  parallel_pieces(batch, 8, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       cpu::sum_partials(from + b * count * width, count, width, to + b * row_bytes, out_dtype, width);
     }

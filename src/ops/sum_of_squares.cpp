@@ -5,6 +5,7 @@
 
 #include "core/aten.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernels.h"
@@ -32,7 +33,7 @@ void sum_on_cpu(const at::Tensor& flat, const at::Tensor& sum) {
   const size_t block_bytes = kBlock * dtype_size(dtype);
   const char* from = static_cast<const char*>(flat.const_data_ptr());
   std::vector<double> blocks(at::divup(flat.numel(), kBlock));
-  at::parallel_for(0, blocks.size(), 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(blocks.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       blocks[i] =
           cpu::sum_of_squares(dtype, from + i * block_bytes, std::min(kBlock, flat.numel() - i * kBlock));

@@ -7,15 +7,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <system_error>
 #include <thread>
 
+#include "core/control_groups.h"
 #include "parallel/ranks/ranks.h"
 
 namespace kiln {
@@ -68,21 +71,27 @@ double seconds_waiting() {
 
 }  // namespace
 
-int64_t num_own_cpus() { return static_cast<int64_t>(own_cpus().size()); }
+int64_t num_own_cpus(const std::string& root) {
+  const auto allowed = static_cast<int64_t>(own_cpus().size());
+  const std::optional<double> quota = cpu_quota(root);
+  return quota ? std::clamp<int64_t>(static_cast<int64_t>(std::ceil(*quota)), 1, allowed) : allowed;
+}
 
 int64_t cpu_share(const std::vector<RankCpus>& of_ranks, size_t rank) {
   const RankCpus& own = of_ranks.at(rank);
   const int64_t sharing =
       std::ranges::count_if(of_ranks, [&](const RankCpus& other) { return share_a_cpu(own, other); });
-  return std::max<int64_t>(1, static_cast<int64_t>(own.cpus.size()) / std::max<int64_t>(1, sharing));
+  const int64_t processors =
+      std::min(static_cast<int64_t>(own.cpus.size()), own.quota > 0 ? own.quota : INT64_MAX);
+  return std::max<int64_t>(1, processors / std::max<int64_t>(1, sharing));
 }
 
 int64_t cpu_share(ProcessGroup& group) {
-  const nlohmann::json mine = {{"host", host_name()}, {"cpus", own_cpus()}};
+  const nlohmann::json mine = {{"host", host_name()}, {"cpus", own_cpus()}, {"quota", num_own_cpus()}};
   std::vector<RankCpus> of_ranks;
   for (const std::string& text : group.gather(mine.dump(), "the processors of each rank")) {
     const nlohmann::json rank = nlohmann::json::parse(text);
-    of_ranks.push_back({.host = rank.at("host"), .cpus = rank.at("cpus")});
+    of_ranks.push_back({.host = rank.at("host"), .cpus = rank.at("cpus"), .quota = rank.at("quota")});
   }
   return cpu_share(of_ranks, static_cast<size_t>(group.rank()));
 }

@@ -8,18 +8,21 @@
 
 namespace kiln {
 
-// Returns how many processors the calling thread may run on. A launcher, a container or taskset may allow
-// fewer than the machine has.
-int64_t num_own_cpus();
+// Returns how many processors the calling thread may keep busy: those that it may run on, of which a
+// launcher, a container or taskset may allow fewer than the machine has, and no more than the control groups'
+// quota, rounded up. `root`: the folder of proc and sys, if not /.
+int64_t num_own_cpus(const std::string& root = "");
 
 // Returns num_own_cpus() divided by the number of ranks that may run on the same processors: all ranks of a
 // machine, or this one alone if the launcher gave each rank its own. At least 1. A collective.
 int64_t cpu_share(ProcessGroup& group);
 
-// The host of a rank and the numbers of the processors that it may run on, ascending.
+// The host of a rank, the numbers of the processors that it may run on, ascending, and how many of them it
+// may keep busy; 0: all.
 struct RankCpus {
   std::string host;
   std::vector<int> cpus;
+  int64_t quota = 0;
 };
 // The same, from what all ranks report.
 int64_t cpu_share(const std::vector<RankCpus>& of_ranks, size_t rank);

@@ -10,6 +10,7 @@
 #include "checkpoint/train_state.h"
 #include "core/error.h"
 #include "core/text/some_of.h"
+#include "core/threads/parallel_pieces.h"
 #include "parallel/ranks/agreement.h"
 #include "run/option_values.h"
 #include "run/stage_options.h"
@@ -31,7 +32,7 @@ FileChecksum checksum_of_share(const std::string& path, uint64_t bytes, const Pr
                  end = part_begin(0, bytes, group.rank() + 1, group.world_size());
   const int64_t threads = at::get_num_threads();
   std::vector<FileChecksum> parts(static_cast<size_t>(threads));
-  at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+  parallel_pieces(threads, 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i)
       parts[static_cast<size_t>(i)] =
           checksum_of_bytes(path, part_begin(begin, end, i, threads), part_begin(begin, end, i + 1, threads));

@@ -72,7 +72,7 @@ TEST_P(PictureKernels, ForwardAndBackward) {
     const at::Tensor partials = scratch({2, c.batch, blocks, c.channels}),
                      channel_sums = scratch({2, c.batch, c.channels}),
                      group_means = scratch({2, c.batch, c.groups});
-    const GroupNormGrads grads{.out = data(grad),
+    const GroupNormGradArgs grads{.out = data(grad),
                                .x = data(dx),
                                .weight = data(dweight),
                                .bias = data(dbias),
@@ -144,7 +144,7 @@ TEST_F(EmulatedGroupNorm, GridsFillAnH100AtBatch8) {
     args.channels = channels;
     args.pixels = pixels;
     args.pixels_per_block = group_norm_pixels_per_block(pixels);
-    const GroupNormGrads grads{};
+    const GroupNormGradArgs grads{};
     return emulation::blocks_of([&] {
       kiln_cuda_group_norm(&args, nullptr, nullptr, 8, nullptr);
       kiln_cuda_group_norm_grad(&args, &grads, 8, nullptr);

@@ -77,7 +77,8 @@ TEST_F(Doctor, AControlGroupMayGiveLessTimeThanThreads) {
   write("sys/fs/cgroup/job/cpu.max", "max 100000\n");
   EXPECT_EQ(found("threads").values.at("quota"), 0.5);
   EXPECT_THAT(found("threads").advice, HasSubstr("the time of 0.5 processors"));
-  EXPECT_THAT(found("threads").advice, HasSubstr("--threads 1"));
+  EXPECT_THAT(found("threads").advice, HasSubstr("for 1 threads: raise its limit"));
+  EXPECT_EQ(found("threads").values.at("own"), 1);
 }
 
 TEST_F(Doctor, ADriverWithoutAProgramForItGains) {

@@ -184,7 +184,7 @@ inline void expect_same_bits_on_threads(const std::function<Tensors()>& run) {
   const int before = at::get_num_threads();
   at::set_num_threads(1);
   const Tensors alone = run();
-  for (const int threads : {2, 3}) {
+  for (const int threads : {2, 3, 5}) {
     SCOPED_TRACE(::testing::Message() << threads << " threads");
     at::set_num_threads(threads);
     expect_same_bits(run(), alone);

@@ -56,6 +56,13 @@ TEST(GeluTanh, EveryBf16AndFp16ValueIsCorrectlyRounded) {
   }
 }
 
+TEST(GeluTanh, TheNumberOfThreadsDoesNotMatter) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = randn({100'003}, dtype, 1), grad = randn({100'003}, dtype, 2);
+    expect_same_bits_on_threads([&] { return Tensors{forward(x), backward(grad, x)}; });
+  }
+}
+
 TEST(GeluTanh, RaggedSizesAndInPlaceGradients) {
   for (int64_t n : {0, 1, 7, 15, 16, 17, 72, 384, 1152, 40000}) {
     const at::Tensor x = randn({n}, at::kFloat, 1), grad = randn({n}, at::kFloat, 2);

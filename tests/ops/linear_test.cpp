@@ -122,6 +122,18 @@ TEST(Linear, BiasGradientDoesNotSaturate) {
   }
 }
 
+// Two threads divide such products into pieces, as far as the processor's bits allow it; more threads fewer
+// of them, one none.
+TEST(Linear, LargeProductsHaveTheSameBitsOnAnyNumberOfThreads) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const auto& [in, out] : {std::pair(512, 1536), std::pair(1536, 512)}) {
+      SCOPED_TRACE(::testing::Message() << dtype << ", " << in << " to " << out);
+      expect_thread_count_does_not_matter(
+          [&](const Tensors& t) { return linear(t[0], t[1], t[2], dtype); },
+          {randn({2048, in}, dtype, 1), randn({out, in}, dtype, 2), randn({out}, dtype, 3)});
+    }
+}
+
 // With the weight already in compute dtype nothing is copied: what backward keeps is x and the weight
 // themselves.
 TEST(Linear, SavesItsOperandsWithoutCopies) {

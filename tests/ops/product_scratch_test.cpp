@@ -36,32 +36,53 @@ TEST_P(ProductScratch, IsWhatTheAllocatorSees) {
   at::globalContext().setFloat32MatmulPrecision("medium");  // as kiln does: oneDNN's products in f32
   for (const int threads : {1, 2, 3}) {
     at::set_num_threads(threads);
-    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{64, 64, 64},
-                                                                     {192, 64, 64},
-                                                                     {256, 64, 64},
-                                                                     {4, 384, 64},
-                                                                     {256, 48, 16},
-                                                                     {300, 128, 96},
-                                                                     {384, 384, 1024},
-                                                                     {1024, 384, 384},
-                                                                     {384, 1536, 512},
-                                                                     {64, 64, 2048}}) {
+    for (const auto& size : std::vector<std::array<int64_t, 3>>{{64, 64, 64},
+                                                                {192, 64, 64},
+                                                                {256, 64, 64},
+                                                                {4, 384, 64},
+                                                                {256, 48, 16},
+                                                                {300, 128, 96},
+                                                                {384, 384, 1024},
+                                                                {1024, 384, 384},
+                                                                {384, 1536, 512},
+                                                                {64, 64, 2048},
+                                                                {1024, 1024, 1024}}) {
+      const int64_t m = size[0], n = size[1], k = size[2];
       const auto text = fmt::format("{} threads, {} x {} over {}", threads, m, n, k);
+      const auto expect_said = [&](Product product, int64_t bytes) {
+        const int64_t said = cpu::product_scratch_bytes(product, dtype, m, n, k);
+        // Not all threads are in a piece at the same moment.
+        const bool is_divided = cpu::product_pieces(product, dtype, m, n, k).count > 1;
+        EXPECT_TRUE(is_divided ? bytes <= said : bytes == said)
+            << text << ", product " << static_cast<int>(product) << ": " << bytes << ", said " << said;
+      };
       const at::Tensor rows = randn({m, k}, dtype, 1), weight = randn({n, k}, dtype, 2),
                        bias = randn({n}, dtype, 3);
-      EXPECT_EQ(bytes_beside_result([&] { return affine(rows, weight, bias); }),
-                cpu::product_scratch_bytes(Product::kAffine, dtype, m, n, k))
-          << "affine, " << text;
+      expect_said(Product::kAffine, bytes_beside_result([&] { return affine(rows, weight, bias); }));
       const at::Tensor plain = weight.t().contiguous();  // (k, n)
-      EXPECT_EQ(bytes_beside_result([&] { return affine_grad_rows(rows, plain); }),
-                cpu::product_scratch_bytes(Product::kPlain, dtype, m, n, k))
-          << "plain, " << text;
+      expect_said(Product::kPlain, bytes_beside_result([&] { return affine_grad_rows(rows, plain); }));
       const at::Tensor grad = rows.t().contiguous();  // (k, m)
-      EXPECT_EQ(bytes_beside_result([&] { return affine_grad_weight(grad, plain, {}); }),
-                cpu::product_scratch_bytes(Product::kTransposed, dtype, m, n, k))
-          << "transposed, " << text;
+      expect_said(Product::kTransposed,
+                  bytes_beside_result([&] { return affine_grad_weight(grad, plain, {}); }));
     }
   }
+}
+
+TEST(ProductPieces, HaveBordersThatDoNotDependOnTheThreads) {
+  if (cpu_level() == CpuLevel::kAmx) GTEST_SKIP() << "products of f32 are MKL's";
+  const int before = at::get_num_threads();
+  const auto pieces_on = [](int threads, int64_t m, int64_t n, int64_t k) {
+    at::set_num_threads(threads);
+    return cpu::product_pieces(Product::kPlain, at::kFloat, m, n, k);
+  };
+  EXPECT_EQ(pieces_on(2, 16384, 1536, 384).count, pieces_on(3, 16384, 1536, 384).count);
+  EXPECT_EQ(pieces_on(2, 16384, 1536, 384).size, pieces_on(3, 16384, 1536, 384).size);
+  EXPECT_TRUE(pieces_on(2, 16384, 1536, 384).of_rows);
+  EXPECT_FALSE(pieces_on(2, 1024, 4608, 2304).of_rows);
+  EXPECT_EQ(pieces_on(1, 16384, 1536, 384).count, 1) << "nobody to share with";
+  EXPECT_EQ(pieces_on(64, 16384, 1536, 384).count, 1) << "too few for so many threads";
+  EXPECT_EQ(pieces_on(2, 1024, 1152, 384).count, 1) << "pieces would have few rows";
+  at::set_num_threads(before);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, ProductScratch, ::testing::Values(at::kFloat, at::kBFloat16));

@@ -4,9 +4,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 
 #include "parallel/rank_threads.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -40,6 +42,29 @@ TEST(CpuShare, RanksTellEachOtherWhereTheyMayRun) {
   test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     EXPECT_EQ(cpu_share(*group), std::max<int64_t>(1, all / 2));
   });
+}
+
+TEST(CpuShare, RanksOfAContainerDivideItsQuota) {
+  RankCpus first = on("a", 0, 64), second = on("a", 0, 64);
+  first.quota = second.quota = 8;
+  EXPECT_EQ(cpu_share({first, second}, 0), 4);
+  EXPECT_EQ(cpu_share({first}, 0), 8);
+}
+
+TEST(CpuShare, AQuotaIsRoundedUpAndAllowsNoMoreThanTheAffinity) {
+  const TempFolder root;
+  std::filesystem::create_directories(root / "proc/self");
+  std::filesystem::create_directories(root / "sys/fs/cgroup");
+  test::write_bytes(root / "proc/self/cgroup", "0::/\n");
+  const auto with_quota = [&](const std::string& quota) {
+    test::write_bytes(root / "sys/fs/cgroup/cpu.max", quota + " 100000\n");
+    return num_own_cpus(root.path().string());
+  };
+  const int64_t allowed = num_own_cpus();
+  EXPECT_EQ(with_quota("max"), with_quota("100000000"));
+  EXPECT_GE(with_quota("max"), allowed) << "the test itself may have a quota";
+  EXPECT_EQ(with_quota("30000"), 1);
+  EXPECT_EQ(with_quota("130000"), std::min<int64_t>(2, with_quota("max")));
 }
 
 TEST(CpuShare, OwnProcessorsAreThoseOfTheAffinity) {

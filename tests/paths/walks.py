@@ -56,10 +56,10 @@ class Spent:
 
 
 def run(*arguments, env=os.environ, **more):
-    """kiln's completed process. Its threads do not spin while they wait: they would take time that nobody misses."""
+    """kiln's completed process."""
     with Spent.by(arguments):
         return subprocess.run([str(program("kiln")), *map(str, arguments)], capture_output=True, text=True, timeout=600,
-                              env=env | {"OMP_WAIT_POLICY": "passive"}, **more)
+                              env=env, **more)
 
 
 class Walk:

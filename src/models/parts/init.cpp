@@ -1,13 +1,12 @@
 #include "models/parts/init.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <span>
 
 #include "core/aten.h"
 #include "core/philox.h"
+#include "core/threads/parallel_pieces.h"
 
 namespace kiln {
 namespace {
@@ -22,7 +21,7 @@ uint64_t stream_of(const std::string& key) {
 // Fills with draws in [-bound, bound) of 24 bits each. A Philox block gives four.
 void fill_uniform(float* out, int64_t n, double bound, uint64_t seed, uint64_t stream) {
   const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  at::parallel_for(0, (n + 3) / 4, 1 << 14, [&](int64_t begin, int64_t end) {
+  parallel_pieces((n + 3) / 4, 1 << 14, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const auto bits = philox4x32_10({static_cast<uint32_t>(block), static_cast<uint32_t>(Draw::kInit),
                                        static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},

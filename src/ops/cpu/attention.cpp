@@ -8,6 +8,7 @@
 #include "core/aten.h"
 #include "core/cpu_level.h"
 #include "core/error.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/attention.h"
 #include "ops/cpu/attention_kernel.h"
 #include "ops/cpu/instruction_set.h"
@@ -59,10 +60,11 @@ void simd_forward(const at::Tensor& qkv, double scale, const at::Tensor& out, co
   const Shape shape(qkv);
   const AttentionType type = type_of(qkv);
   const int64_t num_heads = shape.batch * shape.num_heads, blocks = at::divup(shape.num_tokens, kRows);
-  // With fewer heads than threads, the rows of a head are shared out too.
-  const int64_t splits = std::min<int64_t>(at::divup(at::get_num_threads(), num_heads), blocks);
+  // With few heads, the rows of a head are shared out too.
+  constexpr int64_t kEnough = 64;  // pieces in all
+  const int64_t splits = std::min(at::divup(kEnough, num_heads), blocks);
   const int64_t rows = at::divup(blocks, splits) * kRows;
-  at::parallel_for(0, num_heads * splits, 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(num_heads * splits, 1, [&](int64_t begin, int64_t end) {
     void* scratch = thread_scratch(attention_forward_scratch(type, shape.num_tokens, shape.head_dim));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i / splits, row = i % splits * rows;
@@ -86,7 +88,7 @@ void simd_backward(const at::Tensor& qkv, double scale, const at::Tensor& out, c
                    const at::Tensor& grad_out, const at::Tensor& grad_qkv) {
   const Shape shape(qkv);
   const AttentionType type = type_of(qkv);
-  at::parallel_for(0, shape.batch * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
+  parallel_pieces(shape.batch * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
     void* scratch = thread_scratch(attention_backward_scratch(type, shape.num_tokens, shape.head_dim));
     for (int64_t head = begin; head < end; ++head) {
       const AttentionBackward args{.q = head_of(qkv, shape, 3, 0, head),

@@ -1,5 +1,5 @@
-// Scratch that oneDNN takes from the tensor allocator inside a matrix product or a convolution. A dry run on
-// meta tensors would otherwise not see it.
+// How products are divided among threads, and the scratch that oneDNN takes from the tensor allocator inside
+// a matrix product or a convolution. A dry run on meta tensors would otherwise not see it.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,8 +14,20 @@ enum class Product {
   kTransposed,  // (k, m)^T @ (k, n)
 };
 
+// A product that several threads compute piece by piece: each piece is some rows or some columns of the
+// result, computed by one thread. The inner product is never divided, so pieces have the bits of the whole.
+struct ProductPieces {
+  int64_t count = 1;  // 1: oneDNN divides the product among all threads in its own way
+  int64_t size = 0;   // rows or columns of a piece
+  bool of_rows = true;
+};
+
+// Returns the pieces of an (m, n) result with an inner product over k. Their borders do not depend on the
+// number of threads. There is one piece where there would be too few for this process's threads.
+ProductPieces product_pieces(Product product, at::ScalarType dtype, int64_t m, int64_t n, int64_t k);
+
 // Returns the scratch bytes of an (m, n) result with an inner product over k in f32 or bf16, for this
-// process's number of threads.
+// process's number of threads; those of pieces if it is computed so.
 int64_t product_scratch_bytes(Product product, at::ScalarType dtype, int64_t m, int64_t n, int64_t k);
 
 // A convolution of x (B, C, H, W) with weight (O, C / groups, kh, kw) to out (B, O, h, w), in f32 or bf16.

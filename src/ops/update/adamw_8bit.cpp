@@ -10,6 +10,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cpu/adamw_8bit.h"
 #include "ops/kernel_args.h"
 #include "ops/kernels.h"
@@ -20,7 +21,7 @@ namespace {
 
 static_assert(cpu::kBlock8bit == kBlockOf8Bits);
 
-constexpr int64_t kBlocksWorthAThread = 32;
+constexpr int64_t kBlocksOfPiece = 32;
 
 // A PlaceTable together with the memory that it points to.
 class OwnedTable {
@@ -123,11 +124,10 @@ void step_on_cpu(const at::Tensor& weights, const at::Tensor& grads, const Momen
       .streams = weights.numel() >= kStreamedElements};
   const cpu::Adamw8bitFactors factors = {.adamw = step_factors(options),
                                          .beta1 = static_cast<float>(options.beta1)};
-  at::parallel_for(0, at::divup(weights.numel(), kBlockOf8Bits), kBlocksWorthAThread,
-                   [&](int64_t begin, int64_t end) {
-                     cpu::adamw_8bit(elements, factors, kSigned.table(), kUnsigned.table(),
-                                     static_cast<size_t>(begin), static_cast<size_t>(end));
-                   });
+  parallel_pieces(at::divup(weights.numel(), kBlockOf8Bits), kBlocksOfPiece, [&](int64_t begin, int64_t end) {
+    cpu::adamw_8bit(elements, factors, kSigned.table(), kUnsigned.table(), static_cast<size_t>(begin),
+                    static_cast<size_t>(end));
+  });
 }
 
 constexpr Kernel<decltype(step_on_cpu)> kStep8bit{.cpu = step_on_cpu};

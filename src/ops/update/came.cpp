@@ -22,7 +22,7 @@ static c10::IValue mark_value(const RowsAndColumns& values) {
 namespace {
 
 constexpr int64_t kTaskElements = int64_t{1} << 17;  // elements that a thread takes at once
-constexpr int64_t kElementsWorthAThread = 8192;
+constexpr int64_t kElementsOfPiece = 8192;
 
 // Divides matrices into tasks: several whole matrices, or rows of one. The division does not depend on the
 // number of threads.
@@ -118,7 +118,7 @@ void for_each_part(const MatrixOperands& of, const Body& body) {
       return part;
     };
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t task = of.order == Order::kForwards ? i : begin + end - 1 - i;
+      const int64_t task = of.order == Order::kForwards ? i : tasks.count - 1 - i;
       if (tasks.in_matrix > 1) {
         body(rows_of(task / tasks.in_matrix, task % tasks.in_matrix * tasks.rows, task), task);
       } else {
@@ -247,7 +247,7 @@ void came_move_elements(const ScaledGradients& grads, const at::Tensor& divisor,
                                      .eps_distance = static_cast<float>(e.eps_distance),
                                      .lr = static_cast<float>(e.lr),
                                      .decay = static_cast<float>(e.decay)};
-  kLoop.on(e.mean)(e.mean.numel(), kElementsWorthAThread, [&](int64_t begin, int64_t end) {
+  kLoop.on(e.mean)(e.mean.numel(), kElementsOfPiece, [&](int64_t begin, int64_t end) {
     cpu::came_move_elements(range_of(grads, e, begin, end - begin), step);
   });
 }

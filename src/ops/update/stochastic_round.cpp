@@ -11,6 +11,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "core/threads/parallel_pieces.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
@@ -19,7 +20,7 @@ namespace kiln::ops {
 namespace {
 
 constexpr int64_t kWords = 64, kGroup = 2 * kWords;  // of a group: Philox words; values, half a word each
-constexpr int64_t kGroupsWorthAThread = 64;
+constexpr int64_t kGroupsOfPiece = 64;
 constexpr int64_t kComposedAtOnce = int64_t{1} << 20;  // values; each takes some 100 bytes when composed
 
 uint64_t index_of(const RoundingDraw& draw) {
@@ -47,15 +48,16 @@ void round_on_cpu(const at::Tensor& values, const at::Tensor& rounded, const Rou
   const float* from = values.const_data_ptr<float>();
   auto* to = static_cast<uint16_t*>(rounded.mutable_data_ptr());
   const int64_t last = draw.first + values.numel();
-  at::parallel_for(draw.first / kGroup, at::divup(last, kGroup), kGroupsWorthAThread,
-                   [&](int64_t first_group, int64_t end_group) {
-                     for (int64_t group = first_group; group < end_group; ++group) {
-                       const int64_t begin = std::max(draw.first, group * kGroup),
-                                     end = std::min(last, (group + 1) * kGroup);
-                       round_group(from + begin - draw.first, to + begin - draw.first, draw, group,
-                                   begin - group * kGroup, end - group * kGroup);
-                     }
-                   });
+  const int64_t first_group = draw.first / kGroup;
+  parallel_pieces(
+      at::divup(last, kGroup) - first_group, kGroupsOfPiece, [&](int64_t begin_group, int64_t end_group) {
+        for (int64_t group = first_group + begin_group; group < first_group + end_group; ++group) {
+          const int64_t begin = std::max(draw.first, group * kGroup),
+                        end = std::min(last, (group + 1) * kGroup);
+          round_group(from + begin - draw.first, to + begin - draw.first, draw, group, begin - group * kGroup,
+                      end - group * kGroup);
+        }
+      });
 }
 
 at::Tensor left(const at::Tensor& words, int64_t bits) { return words.__lshift__(bits); }

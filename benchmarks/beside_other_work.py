@@ -1,0 +1,92 @@
+"""What Kiln keeps of its speed beside another program: images/s of training alone, beside a busy loop of one thread per
+processor, and beside the same loop with the lowest priority. Prints Markdown.
+
+    python benchmarks/beside_other_work.py [--kiln build/kiln] [--before OTHER_KILN] [--rounds 5] [--model small DiT-S/2]
+
+With --before, both programs take turns, so that the machine is the same for both. Losses say whether all runs computed the same
+bits. Nothing else should run on the machine.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+BESIDE = {"alone": None, "beside a niced loop": ["nice", "-n", "19"], "beside an equal loop": []}
+GOALS = {"alone": 1.0, "beside a niced loop": 0.60, "beside an equal loop": 0.45}
+MODELS = {
+    "small": "--model dit --hidden-size 192 --depth 4 --num-heads 4 --patch-size 2 --image-size 128 --global-batch 16 --max-steps 60",
+    "DiT-S/2": "--model DiT-S/2 --image-size 256 --global-batch 16 --max-steps 10",
+}
+WARM_UP = 3  # steps
+
+
+@contextlib.contextmanager
+def busy_loops(words):
+    """Runs a loop per processor, started with these words; none for None."""
+    count = 0 if words is None else len(os.sched_getaffinity(0))
+    loops = [subprocess.Popen([*words, "sh", "-c", "while :; do :; done"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def train(kiln, model, dtype):
+    """Images/s over all steps after the warm-up, and the losses."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [kiln, "train", *MODELS[model].split(), "--data", "synthetic", "--compute-dtype", dtype, "--device", "cpu", "--log-every", "1",
+                   "--no-tensorboard", "--no-preflight", "--peak-tflops", "1", "--checkpoint-every", "0", "--out", out]
+        subprocess.run(command, check=True, capture_output=True)
+        steps = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+    steps = [step for step in steps if "loss" in step]
+    speeds = [step["images_per_s"] for step in steps[WARM_UP:]]
+    return statistics.harmonic_mean(speeds), tuple(step["loss"] for step in steps)
+
+
+def measure(programs, model, arguments):
+    speeds = {(name, beside): [] for name in programs for beside in BESIDE}
+    losses = {name: set() for name in programs}
+    for _ in range(arguments.rounds):
+        for beside, words in BESIDE.items():
+            for name, kiln in programs.items():
+                with busy_loops(words):
+                    speed, loss = train(kiln, model, arguments.dtype)
+                speeds[name, beside].append(speed)
+                losses[name].add(loss)
+    medians = {key: statistics.median(of) for key, of in speeds.items()}
+    print(f"\n{model}, {arguments.dtype}, {len(os.sched_getaffinity(0))} processors; medians of {arguments.rounds} rounds\n")
+    print(f"| | {' | '.join(f'{name}, images/s | of its speed alone' for name in programs)} | goal |")
+    print("|---|" + "---|---|" * len(programs) + "---|")
+    for beside in BESIDE:
+        cells = [f"{medians[name, beside]:.1f} | {medians[name, beside] / medians[name, 'alone']:.2f}" for name in programs]
+        print(f"| {beside} | {' | '.join(cells)} | {GOALS[beside]:.2f} |")
+    same = [f"{name}: {'the same' if len(of) == 1 else f'{len(of)} kinds of'} losses in all runs" for name, of in losses.items()]
+    print(f"\n{'; '.join(same)}.", end="")
+    if len(programs) > 1:
+        now, before = programs
+        print(f" {'The same' if losses[now] == losses[before] else 'Other'} losses as before; alone {medians[now, 'alone'] / medians[before, 'alone']:.3f} "
+              "times as fast.", end="")
+    print(flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kiln", default="build/kiln")
+    parser.add_argument("--before", help="a program to compare with")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--dtype", default="bf16", choices=["f32", "bf16"])
+    arguments = parser.parse_args()
+    programs = {"Kiln": arguments.kiln} | ({"before": arguments.before} if arguments.before else {})
+    for model in arguments.model:
+        measure(programs, model, arguments)
+
+
+main()
