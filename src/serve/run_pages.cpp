@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <span>
 
@@ -68,20 +69,28 @@ void add_drawings(Page& page, const std::vector<Playground::Drawing>& drawings) 
       page.text(drawing.text);
 }
 
-// The fields are texts, as Playground::begin() takes them.
-void add_playground(Page& page, const ReportedRun& run) {
-  const bool takes_text = run.record.contains("text");
-  page.section("Draw from the newest checkpoint");
-  // The key, the label and the value of each field.
-  const Json what = takes_text ? Json::array({"prompt", "prompt", ""})
-                               : Json::array({"classes", "classes, by number or name", ""});
+using Field = std::array<const char*, 3>;  // the key, the label and the value of a text that a button sends
+
+Json button(const char* name, const char* path, const std::vector<Field>& fields = {}) {
+  return Json::array({name, path, fields});
+}
+
+void add_buttons(Page& page, const ReportedRun& run) {
+  page.section("Ask the run");
   page.part(
-      "form",
-      {{"name", "Draw"},
-       {"path", "draw"},
-       {"fields",
-        Json::array({what, Json::array({"seed", "seed", "0"}), Json::array({"guidance", "guidance", ""}),
-                     Json::array({"steps", "steps", ""}), Json::array({"images", "pictures", "1"})})}});
+      "forms",
+      {{"items", Json::array({button("Checkpoint now", "requests/checkpoint"),
+                              button("Sample now", "requests/sample"), button("Stop", "requests/stop")})}});
+  if (!run.saved) return;
+  const Field what = run.record.contains("text") ? Field{"prompt", "prompt", ""}
+                                                 : Field{"classes", "classes, by number or name", ""};
+  const std::vector<Field> fields = {what,
+                                     {"seed", "seed", "0"},
+                                     {"guidance", "guidance", ""},
+                                     {"steps", "steps", ""},
+                                     {"images", "pictures", "1"}};  // of Playground::begin()
+  page.section("Draw from the newest checkpoint");
+  page.part("forms", {{"items", Json::array({button("Draw", "draw", fields)})}});
 }
 
 }  // namespace
@@ -113,11 +122,7 @@ Page live_page(const LiveRun& live, const std::vector<Playground::Drawing>& draw
   if (options.has_overview) page.part("links", {{"items", Json::array({Json::array({"all runs", "../"})})}});
   page.text(live.status());
   if (!options.is_read_only) {
-    page.section("Ask the run");
-    page.part("actions", {{"items", Json::array({Json::array({"Checkpoint now", "requests/checkpoint"}),
-                                                 Json::array({"Sample now", "requests/sample"}),
-                                                 Json::array({"Stop", "requests/stop"})})}});
-    if (run.saved) add_playground(page, run);
+    add_buttons(page, run);
     page.section("Drawn");
     add_drawings(page, drawings);
   }

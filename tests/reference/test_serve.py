@@ -428,7 +428,7 @@ Promise.all(tries).then(() => document.title = done.sort().join(', '));
 def test_read_only_shows_and_does_nothing(run, browser):
     with Served(run, "--read-only") as served:
         data = served.shown()
-        assert not kinds(data) & {"actions", "form"} and "plot" in kinds(data)
+        assert not kinds(data) & {"forms"} and "plot" in kinds(data)
         for path in ("/0/requests/stop", "/0/draw"):
             assert served.ask("POST", path, "{}")[0] == 403
         page = browser.open(served.address)

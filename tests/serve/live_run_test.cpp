@@ -87,9 +87,9 @@ TEST_F(LiveRuns, TheirPageNamesStallsByCause) {
 
 TEST_F(LiveRuns, APageForReadingHasNoButtons) {
   live_.update();
-  EXPECT_EQ(test::parts_of(live_page(live_, {}, {}).json(), "actions").size(), 1u);
+  EXPECT_EQ(test::parts_of(live_page(live_, {}, {}).json(), "forms").size(), 1u);
   const nlohmann::json page = live_page(live_, {}, {.has_overview = true, .is_read_only = true}).json();
-  EXPECT_EQ(test::parts_of(page, "actions").size(), 0u);
+  EXPECT_EQ(test::parts_of(page, "forms").size(), 0u);
   EXPECT_EQ(test::parts_of(page, "links").at(0).at("items"),
             nlohmann::json::parse(R"([["all runs", "../"]])"));
 }
