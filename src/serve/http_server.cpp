@@ -4,8 +4,12 @@
 #include <httplib.h>
 #include <openssl/crypto.h>
 
+#include <array>
+#include <atomic>
 #include <charconv>
+#include <optional>
 #include <semaphore>
+#include <thread>
 
 #include "core/error.h"
 #include "core/files/input_file.h"

@@ -11,10 +11,23 @@
 
 namespace kiln {
 
-Site::Site(const ServeOptions& options)
-    : options_(options), folders_(options.runs), playground_(options.device, options.threads) {
+namespace {
+
+// What a stranger wrote into a run's files may not be what a report expects.
+template <class Make>
+Page page_or_problem(const std::string& title, const Make& make) try {
+  return make();
+} catch (const std::exception& error) {
+  Page page(title);
+  page.text("The page cannot be drawn: " + message_of(error), "finding");
+  return page;
+}
+
+}  // namespace
+
+Site::Site(const ServeOptions& options) : options_(options), playground_(options.device, options.threads) {
   std::map<std::string, int> counts;
-  for (const std::string& folder : folders_) {
+  for (const std::string& folder : options_.runs) {
     ++counts[runs_.emplace_back(folder).run().name];
     pages_.push_back(std::make_unique<PageFeed>());
   }
@@ -27,9 +40,16 @@ bool Site::update() {
   read_runs(has_changed);
   const int64_t changes = playground_.changes();
   const bool has_drawn = std::exchange(drawn_changes_, changes) != changes;
-  for (size_t i = 0; i < runs_.size(); ++i)
-    if (has_changed[i] != 0 || has_drawn) pages_[i]->publish(page_or_problem(i), runs_[i].pictures());
-  if (std::ranges::find(has_changed, 1) != has_changed.end()) overview_.publish(overview_or_problem());
+  const RunPageOptions shown{.has_overview = num_runs() > 1, .is_read_only = is_read_only()};
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    const LiveRun& run = runs_[i];
+    if (has_changed[i] != 0 || has_drawn)
+      pages_[i]->publish(
+          page_or_problem(run.run().name, [&] { return live_page(run, playground_.drawings(i), shown); }),
+          run.pictures());
+  }
+  if (std::ranges::find(has_changed, 1) != has_changed.end())
+    overview_.publish(page_or_problem("Runs", [&] { return overview_page(runs_); }));
   return std::ranges::any_of(runs_, &LiveRun::has_more);
 }
 
@@ -43,31 +63,13 @@ void Site::read_runs(std::vector<char>& has_changed) {
     });
 }
 
-// What a stranger wrote into a run's files may not be what a report expects.
-Page Site::page_or_problem(size_t run) const try {
-  return live_page(runs_[run], playground_.drawings(run),
-                   {.has_overview = num_runs() > 1, .is_read_only = is_read_only()});
-} catch (const std::exception& error) {
-  Page page(runs_[run].run().name);
-  page.text("The page cannot be drawn: " + message_of(error), "finding");
-  return page;
-}
-
-Page Site::overview_or_problem() const try {
-  return overview_page(runs_);
-} catch (const std::exception& error) {
-  Page page("Runs");
-  page.text("The page cannot be drawn: " + message_of(error), "finding");
-  return page;
-}
-
 std::string Site::ask(size_t run, const std::string& request) {
-  ask_run(folders_[run], request);
+  ask_run(options_.runs[run], request);
   return fmt::format("asked for: {}; it is served between steps while the run trains", request);
 }
 
 std::string Site::draw(size_t run, const std::string& fields) {
-  playground_.begin(run, folders_[run], parse_json("serve", fields, "what to draw"));
+  playground_.begin(run, options_.runs[run], parse_json("serve", fields, "what to draw"));
   return "drawing; what comes of it appears below";
 }
 

@@ -1,9 +1,7 @@
 // The runs that are served, their pages, and what may be done with them.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,7 +27,7 @@ class Site {
   // read at once. Called by one thread; everything else may be called by any.
   bool update();
 
-  size_t num_runs() const { return folders_.size(); }
+  size_t num_runs() const { return options_.runs.size(); }
   bool is_read_only() const { return options_.is_read_only; }
   const PageFeed& page_of(size_t run) const { return *pages_[run]; }
   const PageFeed& overview() const { return overview_; }
@@ -40,11 +38,8 @@ class Site {
 
  private:
   void read_runs(std::vector<char>& has_changed);
-  Page page_or_problem(size_t run) const;
-  Page overview_or_problem() const;
 
   const ServeOptions options_;
-  const std::vector<std::string> folders_;
   std::vector<LiveRun> runs_;
   std::vector<std::unique_ptr<PageFeed>> pages_;
   PageFeed overview_;

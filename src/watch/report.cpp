@@ -1,7 +1,5 @@
 #include "watch/report.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
