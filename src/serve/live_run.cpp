@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMostLines = 600;         // a plot is about as many pixels wide
-constexpr int64_t kBytesAtOnce = 4 << 20;  // of a log; a longer line is passed over
+constexpr int64_t kBytesAtOnce = 1 << 20;  // of a log; a longer line is passed over
 
 // Changes whenever a file is written or a folder gets another entry.
 std::string state_of(const std::string& path) {

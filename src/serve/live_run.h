@@ -13,7 +13,7 @@ class LiveRun {
  public:
   explicit LiveRun(std::string folder);
 
-  // Reads what was added to the log since the last call, a few megabytes at most, and what lies beside it
+  // Reads what was added to the log since the last call, a megabyte at most, and what lies beside it
   // when that has changed. Returns whether anything has changed. What cannot be read is said by problem().
   bool update();
   bool has_more() const { return unread_ > 0; }  // of the log, when it was last read
