@@ -158,7 +158,8 @@ def test_several_runs_are_overlaid(run, tmp_path, browser):
 def test_ten_runs_of_100000_steps_open_in_a_second(tmp_path, browser):
     log = "".join(line(step, 1 + step % 7) for step in range(10, 100001, 10))
     runs = [hand_made(tmp_path / f"run {index}", log) for index in range(10)]
-    browser.open(runs[0] / "log.jsonl")  # its own start does not count
+    (tmp_path / "empty.html").write_text("<p>")
+    browser.open(tmp_path / "empty.html")  # its own start does not count
     with Served(*runs) as served:
         begin = time.monotonic()
         page = browser.open(served.address)

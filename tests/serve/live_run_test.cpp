@@ -57,7 +57,7 @@ TEST_F(LiveRuns, ReadsALogThatWasWrittenAnew) {
 }
 
 TEST_F(LiveRuns, PassesOverALineWithoutAnEnd) {
-  add(std::string(9 << 20, 'x'));
+  add(std::string((9 << 20) + 5, 'x'));
   add_steps(1, 2);
   do live_.update();
   while (live_.has_more());
