@@ -9,7 +9,7 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # Packages of Debian 12. The README names those of other systems.
 apt_build="build-essential cmake ninja-build ccache mold pkg-config python3 python3-pip ca-certificates
   libcli11-dev nlohmann-json3-dev libhwy-dev libspng-dev libwebp-dev libjpeg62-turbo-dev zlib1g-dev libarchive-dev libzip-dev
-  libxxhash-dev libjemalloc-dev libtomlplusplus-dev libyaml-cpp-dev liburing-dev libicu-dev libcurl4-openssl-dev libssl-dev"
+  libxxhash-dev libjemalloc-dev libtomlplusplus-dev libyaml-cpp-dev liburing-dev libicu-dev libcurl4-openssl-dev libssl-dev libcpp-httplib-dev"
 apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data unicode-cldr-core"
 apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format clang-tidy chromium
   fonts-dejavu-core iproute2 openmpi-bin debootstrap"

@@ -22,6 +22,7 @@ void add_plan_command(CLI::App& app);
 void add_probe_command(CLI::App& app);
 void add_report_command(CLI::App& app);
 void add_sample_command(CLI::App& app);
+void add_serve_command(CLI::App& app);
 void add_store_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 
@@ -30,6 +31,7 @@ inline constexpr AddCommand kCommands[] = {
     add_extract_command,    add_inspect_command,  add_sample_command,     add_store_command,
     add_evaluate_command,   add_download_command, add_report_command,     add_models_command,
     add_completion_command, add_man_command,      add_check_data_command, add_doctor_command,
+    add_serve_command,
 };
 
 // Makes an empty app the program: its name, its version and all its commands.

@@ -1,8 +1,6 @@
 #include "watch/report.h"
-#include <filesystem>
-
 #include "cli/commands.h"
-#include "core/error.h"
+#include "watch/reported_run.h"
 
 namespace kiln::cli {
 
@@ -18,10 +16,7 @@ void add_report_command(CLI::App& app) {
   command->add_option("--out", options->out,
                       "File to write (default: RUN/report.html for one run, report.html for several)");
   command->callback([options] {
-    for (const std::string& run : options->runs)
-      if (const std::filesystem::path folder = run;
-          !std::filesystem::exists(folder / "log.jsonl") && !std::filesystem::exists(folder / "checkpoints"))
-        fail("report", "{} is not a run folder: it has neither log.jsonl nor checkpoints", run);
+    for (const std::string& run : options->runs) require_run_folder("report", run);
     if (options->runs.size() == 1) {
       write_report(options->runs[0], options->out);
       fmt::print("{}\n", options->out.empty() ? options->runs[0] + "/report.html" : options->out);

@@ -12,13 +12,13 @@ namespace {
 constexpr int64_t kOnePressMs = 2000;  // a terminal and a launcher may both pass on the same Ctrl-C
 
 volatile std::sig_atomic_t stop_requested = 0;
-volatile int64_t requested_at_ms = 0;
+volatile int64_t requested_at_ms = 0;  // 0: no signal has come
 
 void request_stop(int signal) {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   const int64_t now_ms = int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
-  if (stop_requested == 0) {
+  if (requested_at_ms == 0) {
     requested_at_ms = now_ms;
     stop_requested = 1;
   } else if (now_ms >= requested_at_ms + kOnePressMs) {
@@ -31,6 +31,7 @@ void request_stop(int signal) {
 
 StopSignal::StopSignal() {
   stop_requested = 0;
+  requested_at_ms = 0;
   struct sigaction action {};
   action.sa_handler = request_stop;
   action.sa_flags = SA_RESTART;
@@ -49,5 +50,6 @@ StopSignal::~StopSignal() {
 }
 
 bool StopSignal::requested() const { return stop_requested != 0; }
+void StopSignal::request() const { stop_requested = 1; }
 
 }  // namespace kiln

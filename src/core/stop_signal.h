@@ -12,6 +12,8 @@ class StopSignal {
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   bool requested() const;
+  // Sets requested() as the first signal does. A signal that comes after it still counts as the first.
+  void request() const;
 };
 
 }  // namespace kiln

@@ -50,7 +50,8 @@ void grad_weight_on_cpu(const at::Tensor& grad, const at::Tensor& x, const Convo
                                  .stride = static_cast<size_t>(shape.stride),
                                  .padding = static_cast<size_t>(shape.padding)};
   const GradBlocks blocks(grad.size(1), x.size(1));
-  parallel_pieces(blocks.along_out * blocks.along_in, 1, [&](int64_t begin, int64_t end) {
+  // Not in pieces: each thread has one scratch.
+  at::parallel_for(0, blocks.along_out * blocks.along_in, 1, [&](int64_t begin, int64_t end) {
     float* of_thread = scratch.mutable_data_ptr<float>() + at::get_thread_num() * scratch.stride(0);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t out = i / blocks.along_in * blocks.num_out, in = i % blocks.along_in * blocks.num_in;

@@ -45,7 +45,9 @@ std::vector<double> wait_for_numbers(const HostRead& numbers, ProcessGroup& grou
 
 namespace {
 
-constexpr int64_t kNumSignals = 2;  // the members of RankSignals
+constexpr int64_t kNumSignals = 2;
+// One number holds how many ranks want to stop and, above that, rank 0's requests.
+constexpr int64_t kMoreThanRanks = 1 << 20;
 
 }  // namespace
 
@@ -53,8 +55,10 @@ at::Tensor sum_over_ranks(const at::Tensor& mine, const StepBatch& batch, const 
                           ProcessGroup& group) {
   at::Tensor of_ranks = host_empty({kNumSignals}, at::kDouble, mine.device());
   double* values = of_ranks.mutable_data_ptr<double>();
-  values[0] = signals.stop ? 1 : 0;
-  values[1] = group.rank() == 0 ? signals.clock_seconds : 0;
+  const bool is_first = group.rank() == 0;
+  values[0] =
+      static_cast<double>((is_first ? signals.requests * kMoreThanRanks : 0) + (signals.stop ? 1 : 0));
+  values[1] = is_first ? signals.clock_seconds : 0;
   of_ranks = sent_to(of_ranks, mine.device());
   // A dry run (plan) leaves out the exchange of losses between ranks, which is a few bytes a row.
   if (!group.sends()) return at::cat({mine, of_ranks});
@@ -83,7 +87,9 @@ StepResult result_of(const std::vector<double>& of_all_ranks, int64_t global_bat
   result.loss = means.front();
   result.terms.assign(means.begin() + 1, means.end());
   result.grad_norm = std::sqrt(norm[0]) / loss_scale;
-  result.signals = {.stop = norm[1] > 0, .clock_seconds = norm[2]};
+  const auto wishes = static_cast<int64_t>(norm[1]);
+  result.signals = {
+      .stop = wishes % kMoreThanRanks > 0, .clock_seconds = norm[2], .requests = wishes / kMoreThanRanks};
   return result;
 }
 

@@ -18,6 +18,7 @@ struct StepBatch;
 struct RankSignals {
   bool stop = false;         // a rank was asked to stop
   double clock_seconds = 0;  // rank 0's clock
+  int64_t requests = 0;      // what rank 0 was asked to do after the step, in bits below 2^20
 };
 
 // The outcome of a step over all ranks, the same on each rank.

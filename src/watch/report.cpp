@@ -1,25 +1,21 @@
 #include "watch/report.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
-#include <span>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "core/files/input_file.h"
 #include "core/files/text_file.h"
 #include "core/text/json_text.h"
 #include "core/units.h"
-#include "data/images/images.h"
 #include "evaluate/protocol.h"
 #include "run/train_options.h"
 #include "watch/phase_timers.h"
 #include "watch/precision_audit.h"
 #include "watch/report_parts.h"
+#include "watch/thinned_lines.h"
 
 namespace kiln {
 
@@ -30,7 +26,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kBlue = "#2563eb";
-constexpr size_t kMostGrids = 12;
 
 void add_figures(Page& page, const ReportedRun& run, double cost_per_hour) {
   if (run.steps.empty()) return;
@@ -68,6 +63,19 @@ std::vector<PlotSeries> phases(const std::vector<Json>& lines) {
   return series;
 }
 
+// Adds the lowest and the highest values that lines which are means keep of the lines they were made of.
+std::vector<PlotSeries> with_extremes(const std::vector<Json>& lines, const char* key,
+                                      std::vector<PlotSeries> series) {
+  for (const char* extreme : {kLowest, kHighest}) {
+    PlotSeries one{.color = kBlue, .points = {}, .faint = true};
+    for (const Json& line : lines)
+      if (const auto kept = line.find(extreme); kept != line.end())
+        one.points.push_back({number(line, "step"), number(*kept, key)});
+    if (!one.points.empty()) series.push_back(std::move(one));
+  }
+  return series;
+}
+
 void add_curves(Page& page, const ReportedRun& run) {
   constexpr const char* kQuartiles[] = {"t 0-25 %", "25-50 %", "50-75 %", "75-100 %"};
   const std::vector<Json>& lines = run.steps;
@@ -80,9 +88,10 @@ void add_curves(Page& page, const ReportedRun& run) {
       "or "
       "epsilon.");
   page.plot({.title = "Loss", .log_y = true},
-            {{.name = "logged", .color = kBlue, .points = loss, .faint = true},
-             {.name = "smoothed", .color = kBlue, .points = smoothed(loss)},
-             {.name = "validation", .color = "#f59e0b", .points = run.validation()}});
+            with_extremes(lines, "loss",
+                          {{.name = "logged", .color = kBlue, .points = loss, .faint = true},
+                           {.name = "smoothed", .color = kBlue, .points = smoothed(loss)},
+                           {.name = "validation", .color = "#f59e0b", .points = run.validation()}}));
   std::vector<PlotSeries> quartiles = series_of(lines, "loss_quartiles");
   for (size_t i = 0; i < std::min(quartiles.size(), std::size(kQuartiles)); ++i)
     quartiles[i] = {.name = kQuartiles[i], .points = smoothed(quartiles[i].points)};
@@ -104,17 +113,18 @@ void add_curves(Page& page, const ReportedRun& run) {
   page.plot({.title = "GPU busy, % of the time", .from_zero = true}, busy);
   curve("GPU power, W", "gpu_watts");
   curve("Learning rate", "lr");
-  page.plot({.title = "Gradient norm", .log_y = true}, {{.color = kBlue, .points = grad_norm, .faint = true},
-                                                        {.color = kBlue, .points = smoothed(grad_norm)}});
+  page.plot({.title = "Gradient norm", .log_y = true},
+            with_extremes(lines, "grad_norm",
+                          {{.color = kBlue, .points = grad_norm, .faint = true},
+                           {.color = kBlue, .points = smoothed(grad_norm)}}));
 }
 
-void add_samples(Page& page, const std::string& run) {
+void add_samples(Page& page, const std::vector<ReportedGrid>& grids) {
   page.section("Samples over time");
-  const std::vector<ReportedGrid> grids = read_grids(run, kMostGrids);
   if (!grids.empty()) page.text(grids.back().drawn);
   for (const ReportedGrid& grid : grids) {
     const bool is_said = grid.drawn == grids.back().drawn || grid.drawn.empty();
-    page.picture(embedded(grid.png), grid.name + (is_said ? "" : ": " + grid.drawn));
+    page.picture(grid.source, grid.name + (is_said ? "" : ": " + grid.drawn));
   }
 }
 
@@ -145,24 +155,6 @@ void add_events(Page& page, const std::vector<Json>& lines) {
   page.table({"when", "event"}, rows);
 }
 
-// Returns what the file of a grid says of it.
-std::string grid_text(const std::string& png) try {
-  constexpr size_t kMostShown = 16;
-  for (const auto& [keyword, text] : png_texts(std::as_bytes(std::span(png)))) {
-    if (keyword != "kiln") continue;
-    const Json drawn = parse_json("report", text, "the text of a picture");
-    auto shown = drawn.value(drawn.contains("prompts") ? "prompts" : "classes", std::vector<std::string>());
-    if (shown.size() > kMostShown) shown.resize(kMostShown + 1), shown.back() = "...";
-    return fmt::format("seed {}, {} in {} steps, guidance {:g}, {}{}{}", drawn.at("seed").get<uint64_t>(),
-                       drawn.at("sampler").get<std::string>(), drawn.at("num_sampling_steps").get<int64_t>(),
-                       drawn.at("cfg_scale").get<double>(), drawn.at("weights").get<std::string>(),
-                       shown.empty() ? "" : ": ", fmt::join(shown, " | "));
-  }
-  return "";
-} catch (const std::exception&) {  // somebody else's picture
-  return "";
-}
-
 }  // namespace
 
 std::vector<PlotSeries> series_of(const std::vector<Json>& lines, const char* key, const char* of_entry,
@@ -181,26 +173,7 @@ std::vector<PlotSeries> series_of(const std::vector<Json>& lines, const char* ke
   return series;
 }
 
-std::vector<ReportedGrid> read_grids(const std::string& run, size_t most) {
-  std::vector<fs::path> paths;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(fs::path(run) / "samples", error))
-    if (entry.is_regular_file() && entry.path().extension() == ".png") paths.push_back(entry.path());
-  std::ranges::sort(paths);
-  const size_t count = std::min(paths.size(), most);
-  std::vector<ReportedGrid> grids;
-  for (size_t left = count; left-- > 0;) {  // so many come after this one
-    const fs::path& path =
-        paths[paths.size() - 1 - left * (paths.size() - 1) / std::max<size_t>(count - 1, 1)];
-    constexpr size_t kMostBytes = size_t{256} << 20;
-    const std::string png = read_input("report", path.string(), kMostBytes);
-    grids.push_back({.name = path.stem().string(), .png = png, .drawn = grid_text(png)});
-  }
-  return grids;
-}
-
-void write_report(const std::string& folder, const std::string& out) {
-  const ReportedRun run = read_reported_run(folder);
+Page report_page(const ReportedRun& run) {
   Page page(run.name);
   double cost_per_hour = 0;
   if (run.saved) {
@@ -216,17 +189,23 @@ void write_report(const std::string& folder, const std::string& out) {
   add_figures(page, run, cost_per_hour);
   add_curves(page, run);
   add_stages(page, run);
-  add_plan(page, folder);
-  add_precision(page, folder);
+  add_plan(page, run.folder);
+  add_precision(page, run.folder);
   add_evaluation(page, run);
-  add_samples(page, folder);
+  add_samples(page, run.grids);
   page.section("Events");
   add_events(page, run.log);
   page.section("Settings");
   for (const auto& [name, value] : run.options.items())
     if (value != "") page.row(name, option_text(value));  // the others are not set
+  return page;
+}
+
+void write_report(const std::string& folder, const std::string& out) {
+  ReportedRun run = read_reported_run(folder);
+  run.grids = read_grids(folder, kMostGrids);
   write_file_atomically("report", out.empty() ? (fs::path(folder) / "report.html").string() : out,
-                        page.html());
+                        report_page(run).html());
 }
 
 }  // namespace kiln

@@ -5,6 +5,14 @@
 
 namespace kiln {
 
+class Page;
+struct ReportedRun;
+
+// Returns the page of a run, and one with several runs side by side (below). They read plan.json and
+// precision.json of the folders. Throw Error.
+Page report_page(const ReportedRun& run);
+Page runs_page(const std::vector<ReportedRun>& runs);
+
 // Reads log.jsonl, evaluations.jsonl, samples/ and the newest checkpoint of the run; writes `out`
 // ("": RUN/report.html). Throws Error.
 void write_report(const std::string& run, const std::string& out = "");

@@ -38,13 +38,4 @@ void add_losses(Page& page, const char* title, std::vector<PlotSeries> series);
 void add_stages(Page& page, const ReportedRun& run);
 void add_stage_table(Page& page, const ReportedRun& run, const std::string& title = "");
 
-struct ReportedGrid {
-  std::string name, png;  // the bytes of its file
-  // How it was drawn and what it shows, row by row, as its file says: "seed 0, ddim in 50 steps, guidance 4,
-  // ema-0.9999: a bird | two birds". Empty for a grid of an earlier version.
-  std::string drawn;
-};
-// Returns at most `most` of the run's sample grids, evenly spread, oldest first, always with the newest.
-std::vector<ReportedGrid> read_grids(const std::string& run, size_t most);
-
 }  // namespace kiln

@@ -1,13 +1,17 @@
 #include "watch/reported_run.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
+#include <span>
 #include <utility>
 
+#include "core/error.h"
 #include "core/files/input_file.h"
 #include "core/measuring.h"
 #include "core/text/json_text.h"
+#include "data/images/images.h"
 #include "watch/run_log.h"
 
 namespace kiln {
@@ -54,6 +58,24 @@ void take_drawing(const Json& record, Json& options) {
       options.erase(option);
 }
 
+// Returns what the file of a grid says of it.
+std::string grid_text(const std::string& png) try {
+  constexpr size_t kMostShown = 16;
+  for (const auto& [keyword, text] : png_texts(std::as_bytes(std::span(png)))) {
+    if (keyword != "kiln") continue;
+    const Json drawn = parse_json("report", text, "the text of a picture");
+    auto shown = drawn.value(drawn.contains("prompts") ? "prompts" : "classes", std::vector<std::string>());
+    if (shown.size() > kMostShown) shown.resize(kMostShown + 1), shown.back() = "...";
+    return fmt::format("seed {}, {} in {} steps, guidance {:g}, {}{}{}", drawn.at("seed").get<uint64_t>(),
+                       drawn.at("sampler").get<std::string>(), drawn.at("num_sampling_steps").get<int64_t>(),
+                       drawn.at("cfg_scale").get<double>(), drawn.at("weights").get<std::string>(),
+                       shown.empty() ? "" : ": ", fmt::join(shown, " | "));
+  }
+  return "";
+} catch (const std::exception&) {  // somebody else's picture
+  return "";
+}
+
 }  // namespace
 
 double number(const Json& line, const std::string& key) {
@@ -93,25 +115,31 @@ double ReportedRun::highest(const char* key) const {
   return most;
 }
 
-ReportedRun read_reported_run(const std::string& folder) {
+void require_run_folder(const char* who, const std::string& folder) {
+  if (const fs::path path = folder; !fs::exists(path / "log.jsonl") && !fs::exists(path / "checkpoints"))
+    fail(who, "{} is not a run folder: it has neither log.jsonl nor checkpoints", folder);
+}
+
+ReportedRun unread_run(const std::string& folder) {
   ReportedRun run{.folder = folder, .name = fs::absolute(folder).lexically_normal().string()};
   if (run.name.ends_with('/')) run.name.pop_back();
   run.name = fs::path(run.name).filename().string();
-  run.log = read_run_log(folder);
-  for (const Json& line : run.log) {
-    if (line.contains("loss")) run.steps.push_back(line);
-    if (line.value("event", Json()) == "evaluation" && line.contains("metrics"))
-      run.in_training.push_back(line);
-  }
-  run.by_command = read_evaluations(folder);
-  if (!run.steps.empty()) {
-    const Json& last = run.steps.back();
-    run.last_step = count_of(last, "step");
-    run.images = count_of(last, "images_seen");
-    if (const double seconds = number(last, "train_seconds"); std::isfinite(seconds)) run.seconds = seconds;
-  }
-  const std::vector<Checkpoint> checkpoints = list_checkpoints(folder);
-  if (checkpoints.empty()) return run;
+  return run;
+}
+
+void count_line(const Json& line, ReportedRun& run) {
+  if (line.value("event", Json()) == "evaluation" && line.contains("metrics"))
+    run.in_training.push_back(line);
+  if (!line.contains("loss")) return;
+  run.last_step = count_of(line, "step");
+  run.images = count_of(line, "images_seen");
+  if (const double seconds = number(line, "train_seconds"); std::isfinite(seconds)) run.seconds = seconds;
+}
+
+void read_beside_log(ReportedRun& run) {
+  run.by_command = read_evaluations(run.folder);
+  const std::vector<Checkpoint> checkpoints = list_checkpoints(run.folder);
+  if (checkpoints.empty()) return;
   run.saved = read_train_state(checkpoints.back().folder);
   run.options = run.saved->config.value("options", Json::object());
   run.record = run.saved->config.value("record", Json::object());
@@ -121,7 +149,47 @@ ReportedRun read_reported_run(const std::string& folder) {
     run.images = run.saved->images_seen;
     run.seconds = run.saved->train_seconds;
   }
+}
+
+ReportedRun read_reported_run(const std::string& folder) {
+  ReportedRun run = unread_run(folder);
+  run.log = read_run_log(folder);
+  for (const Json& line : run.log) {
+    count_line(line, run);
+    if (line.contains("loss")) run.steps.push_back(line);
+  }
+  read_beside_log(run);
   return run;
+}
+
+std::vector<fs::path> grid_paths(const std::string& run) {
+  std::vector<fs::path> paths;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(fs::path(run) / "samples", error))
+    if (entry.is_regular_file() && entry.path().extension() == ".png") paths.push_back(entry.path());
+  std::ranges::sort(paths);
+  return paths;
+}
+
+std::vector<fs::path> spread(const std::vector<fs::path>& paths, size_t most) {
+  const size_t count = std::min(paths.size(), most);
+  std::vector<fs::path> chosen;
+  for (size_t left = count; left-- > 0;)  // so many come after this one
+    chosen.push_back(paths[paths.size() - 1 - left * (paths.size() - 1) / std::max<size_t>(count - 1, 1)]);
+  return chosen;
+}
+
+ReportedGrid read_grid(const fs::path& path, std::string source) {
+  const std::string png = read_input("report", path.string(), kMostPictureBytes);
+  return {.name = path.stem().string(),
+          .source = source.empty() ? embedded(png) : std::move(source),
+          .drawn = grid_text(png)};
+}
+
+std::vector<ReportedGrid> read_grids(const std::string& run, size_t most) {
+  std::vector<ReportedGrid> grids;
+  for (const fs::path& path : spread(grid_paths(run), most)) grids.push_back(read_grid(path));
+  return grids;
 }
 
 }  // namespace kiln

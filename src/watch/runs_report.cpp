@@ -21,7 +21,10 @@ using Run = ReportedRun;
 std::vector<Run> open_runs(const std::vector<std::string>& folders) {
   std::vector<Run> runs;
   std::map<std::string, int> counts;
-  for (const std::string& folder : folders) ++counts[runs.emplace_back(read_reported_run(folder)).name];
+  for (const std::string& folder : folders) {
+    ++counts[runs.emplace_back(read_reported_run(folder)).name];
+    runs.back().grids = read_grids(folder, 1);
+  }
   for (Run& run : runs)  // runs whose folders share a name are named by their paths, as given
     if (counts[run.name] > 1) run.name = run.folder;
   return runs;
@@ -123,8 +126,7 @@ void add_metrics(Page& page, const std::vector<Run>& runs) {
 
 }  // namespace
 
-void write_runs_report(const std::vector<std::string>& folders, const std::string& out) {
-  const std::vector<Run> runs = open_runs(folders);
+Page runs_page(const std::vector<Run>& runs) {
   Page page(fmt::format("{} runs", runs.size()));
   const auto curves = [&](const PlotOptions& options, const char* key, double scale = 1) {
     add_curves_of(page, runs, options, [&](const Run& run) { return points_of(run.steps, key, scale); });
@@ -146,10 +148,13 @@ void write_runs_report(const std::vector<std::string>& folders, const std::strin
   curves({.title = "Learning rate", .from_zero = true}, "lr");
   page.section("Newest samples");
   for (const Run& run : runs)
-    for (const ReportedGrid& grid : read_grids(run.folder, 1))
-      page.picture(embedded(grid.png),
-                   run.name + ", " + grid.name + (grid.drawn.empty() ? "" : ": " + grid.drawn));
-  write_file_atomically("report", out, page.html());
+    for (const ReportedGrid& grid : run.grids)
+      page.picture(grid.source, run.name + ", " + grid.name + (grid.drawn.empty() ? "" : ": " + grid.drawn));
+  return page;
+}
+
+void write_runs_report(const std::vector<std::string>& folders, const std::string& out) {
+  write_file_atomically("report", out, runs_page(open_runs(folders)).html());
 }
 
 }  // namespace kiln

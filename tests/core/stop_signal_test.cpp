@@ -41,6 +41,15 @@ TEST(StopSignal, ASecondPressWhileTheProcessEndsDoesNotKill) {
   EXPECT_FALSE(next.requested());
 }
 
+TEST(StopSignal, ARequestIsNoPress) {
+  const StopSignal stop;
+  stop.request();
+  EXPECT_TRUE(stop.requested());
+  std::this_thread::sleep_for(milliseconds(2050));
+  std::raise(SIGINT);  // the first one
+  EXPECT_TRUE(stop.requested());
+}
+
 TEST(StopSignalDeathTest, ALaterPressEndsAtOnce) {
   EXPECT_EXIT(
       {

@@ -129,7 +129,7 @@ class Browser:
         self._folder.cleanup()
 
     def open(self, path, width=1300, height=1000, scripts=True):
-        """Opens a file in a window of this size and waits until the page and its pictures have loaded. scripts: those of the
+        """Opens a file or an address in a window of this size and waits until the page and its pictures have loaded. scripts: those of the
         page run."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -138,7 +138,8 @@ class Browser:
         self.send("Emulation.setDeviceMetricsOverride", session, width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.send("Emulation.setScriptExecutionDisabled", session, value=not scripts)
         self._events.clear()
-        answer = self.send("Page.navigate", session, url=Path(path).resolve().as_uri())
+        url = str(path) if str(path).startswith("http://") else Path(path).resolve().as_uri()
+        answer = self.send("Page.navigate", session, url=url)
         assert "errorText" not in answer, f"{path}: {answer['errorText']}"
         self._wait(lambda event: event.get("method") == "Page.loadEventFired" and event.get("sessionId") == session)
         found = self.evaluate(session, READ_PAGE)

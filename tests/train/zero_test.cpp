@@ -429,8 +429,11 @@ TEST(Zero, SignalsReachAllRanks) {
       const StepBatch batch = rows_of(tiny.batch(kDividedBatch), *group);
       const double clock = static_cast<double>(group->rank() + 1);
       const bool is_last = group->rank() == world_size - 1;
-      const StepResult result = tiny.step->run(batch, 1e-3, {.stop = is_last, .clock_seconds = clock});
+      const int64_t asked = group->rank() == 0 ? 5 : 2;
+      const StepResult result =
+          tiny.step->run(batch, 1e-3, {.stop = is_last, .clock_seconds = clock, .requests = asked});
       EXPECT_TRUE(result.signals.stop);
+      EXPECT_EQ(result.signals.requests, 5) << "rank 0's";
       EXPECT_EQ(result.signals.clock_seconds, 1) << "rank 0's";
       EXPECT_GT(result.grad_norm, 0);
       EXPECT_FALSE(tiny.step->run(batch, 1e-3).signals.stop);

@@ -43,13 +43,6 @@ Json series_json(const PlotSeries& series) {
           {"stacked", series.stacked}, {"x", std::move(x)},     {"y", std::move(y)}};
 }
 
-// Returns JSON that can stand in a script element, in ASCII: there only "<" begins what HTML reads
-// ("</script>",
-// "<!--"), and neither line ends of JavaScript nor characters that turn the direction of text are left.
-std::string escaped(const Json& json) {
-  return replaced(json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace), "<", "\\u003c");
-}
-
 }  // namespace
 
 Page::Page(const std::string& title) : data_{{"title", title}, {"sections", Json::array()}} {}
@@ -93,12 +86,26 @@ void Page::plot(const PlotOptions& options, const std::vector<PlotSeries>& serie
                       {"series", std::move(drawn)}});
 }
 
-std::string Page::html() const {
+void Page::append(const Page& other) {
+  for (const Json& section : other.data_.at("sections")) data_["sections"].push_back(section);
+  next_section_ = "";
+}
+
+std::string Page::html() const { return page_html(data_); }
+
+// In ASCII only "<" begins what HTML reads in a script element ("</script>", "<!--"), and neither line ends
+// of JavaScript nor characters that turn the direction of text are left.
+std::string page_json(const Json& json) {
+  return replaced(json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace), "<", "\\u003c");
+}
+
+std::string page_html(const Json& data, std::optional<int64_t> since) {
   std::string sections;  // one a line, for whoever reads the file itself
-  for (const Json& section : data_.at("sections"))
-    sections += (sections.empty() ? "\n" : ",\n") + escaped(section);
-  return replaced(page_template(), "@DATA@",
-                  fmt::format("{{\"title\":{},\"sections\":[{}\n]}}", escaped(data_.at("title")), sections));
+  for (const Json& section : data.at("sections"))
+    sections += (sections.empty() ? "\n" : ",\n") + page_json(section);
+  return replaced(replaced(page_template(), "@CONNECT@", since ? " connect-src 'self';" : ""), "@DATA@",
+                  fmt::format("{{\"title\":{},{}\"sections\":[{}\n]}}", page_json(data.at("title")),
+                              since ? fmt::format("\"since\":{},", *since) : "", sections));
 }
 
 std::string embedded(std::string_view png) {

@@ -53,6 +53,11 @@ class Page {
   // Adds a plot, unless it has no finite point. Long series are thinned to the width of the picture.
   void plot(const PlotOptions& options, const std::vector<PlotSeries>& series);
 
+  // Adds a part of a kind that a page has only while a program serves it (serve/run_pages.cpp).
+  void part(const char* kind, const nlohmann::json& fields) { add(kind).update(fields); }
+  // Adds the sections of another page.
+  void append(const Page& other);
+
   // Returns {"title", "sections": [{"title", "parts": [{"kind", ...}]}]}.
   const nlohmann::json& json() const { return data_; }
   std::string html() const;
@@ -64,6 +69,14 @@ class Page {
   nlohmann::json data_;
   std::optional<std::string> next_section_ = "";
 };
+
+// Returns the page of such JSON. With `since` it is a page that its program goes on to feed: it asks "events"
+// beside it for sections that are newer, as PageFeed has them, and may send what its buttons stand for there.
+// A page without it can reach nothing.
+std::string page_html(const nlohmann::json& data, std::optional<int64_t> since = std::nullopt);
+
+// Returns JSON in ASCII, without what could end a script element or mislead a reader.
+std::string page_json(const nlohmann::json& json);
 
 // Returns the bytes of a PNG file as a source of a picture, which the page then holds.
 std::string embedded(std::string_view png);

@@ -50,10 +50,12 @@ bool StageLoop::train() {
     announce_checkpoint(saver_->poll());
     if (watch_->num_steps() == kComparedSteps) compare_with_plan();
     if (!stopping() && (is_due(options.validation.every) || progress_.finished())) validate();
-    if (is_due(options.samples.every) || (options.samples.every > 0 && progress_.finished())) sample();
+    if (is_due(options.samples.every) || is_asked(RunRequest::kSample) ||
+        (options.samples.every > 0 && progress_.finished()))
+      sample();
     if (run_.evaluation && !stopping() && (is_due(options.evaluation.every) || progress_.finished()))
       evaluate();
-    if (is_due(options.checkpoints.every)) begin_checkpoint();
+    if (is_due(options.checkpoints.every) || is_asked(RunRequest::kCheckpoint)) begin_checkpoint();
   }
   watch_->finish();
   if (saves_the_end_ && last_saved_ != progress_.step) begin_checkpoint();
@@ -62,8 +64,12 @@ bool StageLoop::train() {
   const bool goes_on = !plan_.is_last() && !stopping() && !progress_.out_of_time();
   if (run_.is_first() && goes_on)
     fmt::print("{} is done after step {}\n", printable(plan_.stage().name), progress_.step);
+  if (requests_ && !goes_on) requests_->forget();
   if (run_.is_first() && !goes_on)
-    fmt::print("{} after step {} ({} images): {}\n", stopping() ? "stopped by a signal" : "finished",
+    fmt::print("{} after step {} ({} images): {}\n",
+               !stopping()      ? "finished"
+               : is_stop_asked_ ? "stopped by a request"
+                                : "stopped by a signal",
                progress_.step, progress_.step * options.global_batch, options.out);
   return goes_on;
 }
@@ -106,6 +112,7 @@ bool StageLoop::start() {
   run_.check_same_on_all_ranks();
   folder_ = open_run_folder(run_, state_info(), plan_);
   if (folder_.step != plan_.step) return false;
+  if (run_.is_first()) requests_.emplace(run_.options.out, /*forgets=*/!is_next_);
   run_.record_pictures(/*begins_stage=*/folder_.step == plan_.stage().first_step);
   run_.build();
   const std::optional<TrainStateInfo> resumed = resume();
@@ -179,11 +186,14 @@ void StageLoop::train_step() {
   watched.flops = flops_of_step(training, tensors);
   watched.lr = lr_at(run_.options.lr, progress_.stage_step(), progress_.share());
   ++progress_.step;
-  const RankSignals signals{.stop = stop_.requested(), .clock_seconds = progress_.clock_seconds()};
+  const int64_t requests = new_requests();
+  const RankSignals signals{
+      .stop = stop_.requested(), .clock_seconds = progress_.clock_seconds(), .requests = requests};
   const StepResult result =
       watch_->watch_step([&] { return training.step->run(tensors, watched.lr, signals); });
   if (run_.products) run_.products->keep();
   agreed_stop_ = result.signals.stop;
+  asked_ = result.signals.requests;
   progress_.agree(run_.is_alone() ? progress_.clock_seconds() : result.signals.clock_seconds);
   watched.stall_seconds = run_.batches->take_stall_seconds();
   watched.encoding = run_.batches->take_encoding_seconds();
@@ -193,6 +203,26 @@ void StageLoop::train_step() {
     progress_.bad_steps = 0;
   else
     handle_bad_step(result);
+}
+
+// Returns what is asked of the run since the last step. A stop is passed on as a signal is.
+int64_t StageLoop::new_requests() {
+  if (!requests_) return 0;
+  int64_t asked = requests_->take_new();
+  if ((asked & bit_of(RunRequest::kStop)) != 0) {
+    stop_.request();
+    is_stop_asked_ = true;
+  }
+  if (run_.options.samples.every == 0 && (asked & bit_of(RunRequest::kSample)) != 0) {
+    run_.warn("no grid is drawn on request: the run has no --sample-every");
+    served(RunRequest::kSample);
+    asked &= ~bit_of(RunRequest::kSample);
+  }
+  return asked;
+}
+
+void StageLoop::served(RunRequest request) {
+  if (requests_) requests_->served(request);
 }
 
 std::shared_ptr<const Batch> StageLoop::next_batch() {
@@ -247,6 +277,7 @@ void StageLoop::begin_checkpoint() {
   saver_->begin(std::move(state));
   watch_->checkpoint_pause(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   last_saved_ = progress_.step;
+  is_saving_asked_ = is_asked(RunRequest::kCheckpoint);
 }
 
 void StageLoop::finish_checkpoint() {
@@ -259,6 +290,7 @@ void StageLoop::announce_checkpoint(const std::optional<std::string>& folder) {
   const RunWatch::Pause pause(*watch_);
   prune_checkpoints(run_.options.out, run_.options.checkpoints.keep);
   fmt::print("checkpoint {}\n", *folder);
+  if (std::exchange(is_saving_asked_, false)) served(RunRequest::kCheckpoint);
   watch_->write_report();
 }
 
@@ -291,6 +323,7 @@ void StageLoop::sample() {
   const RunWatch::Pause pause(*watch_);
   watch_->samples(
       draw_sample_grid(run_.options, run_.grid_source(run_.prompts), [this] { return stop_.requested(); }));
+  if (is_asked(RunRequest::kSample)) served(RunRequest::kSample);
 }
 
 void StageLoop::evaluate() {

@@ -14,6 +14,7 @@
 #include "train/run_watch.h"
 #include "train/stages/run_context.h"
 #include "train/stages/stages.h"
+#include "watch/run_requests.h"
 
 namespace kiln {
 
@@ -35,6 +36,8 @@ class StageLoop {
   bool start();
   std::optional<TrainStateInfo> resume();
   void train_step();
+  int64_t new_requests();
+  void served(RunRequest request);
   std::shared_ptr<const Batch> next_batch();
   void handle_bad_step(const StepResult& result);
   void rehearse();
@@ -51,6 +54,7 @@ class StageLoop {
   void evaluate();
   TrainStateInfo state_info() const;
   bool is_due(int64_t every) const { return every > 0 && progress_.step % every == 0; }
+  bool is_asked(RunRequest request) const { return (asked_ & bit_of(request)) != 0; }
   bool stopping() const { return run_.is_alone() ? stop_.requested() : agreed_stop_; }
 
   const StopSignal& stop_;
@@ -66,7 +70,11 @@ class StageLoop {
   std::optional<RunWatch> watch_;  // once the run is built
   int64_t last_saved_ = -1;
   std::chrono::steady_clock::time_point reported_at_ = std::chrono::steady_clock::now();
-  bool agreed_stop_ = false;  // several ranks stop after the same step
+  bool agreed_stop_ = false;             // several ranks stop after the same step
+  std::optional<RunRequests> requests_;  // rank 0's
+  int64_t asked_ = 0;                    // requests that all ranks serve after this step
+  bool is_stop_asked_ = false;           // by a request
+  bool is_saving_asked_ = false;         // the checkpoint that is being written serves a request
 };
 
 }  // namespace kiln
