@@ -6,6 +6,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
+
 #include "core/tensors.h"
 #include "core/threads/parallel_pieces.h"
 
@@ -25,12 +27,23 @@ Result nothing(Args...) {
 // A row. Null: the device has no such kernel, and the operation is composed of ATen's.
 template <class Function>
 struct Kernel {
+  // A function that may be missing. It is told, not asked of the address: with GCC's sanitizers no comparison
+  // of a function's address is a constant.
+  struct Entry {
+    Function* function = nullptr;
+    bool is_given = false;
+
+    constexpr Entry() = default;
+    constexpr Entry(Function* given) : function(given), is_given(true) {}
+    template <std::convertible_to<Function*> Lambda>
+    constexpr Entry(Lambda given) : Entry(static_cast<Function*>(given)) {}
+    constexpr operator Function*() const { return function; }
+  };
   static constexpr Function* kNothing = nothing;
 
-  Function* cpu = nullptr;
-  Function* cuda = nullptr;
-  Function* planned_cpu = cpu ? kNothing : nullptr;
-  Function* planned_cuda = cuda ? kNothing : nullptr;
+  Entry cpu, cuda;
+  Entry planned_cpu = cpu.is_given ? Entry(kNothing) : Entry();
+  Entry planned_cuda = cuda.is_given ? Entry(kNothing) : Entry();
 
   // Takes nanoseconds.
   Function* on(at::Device device) const {
