@@ -3,8 +3,8 @@
 
 #include "compare.h"
 #include "core/aten.h"
-#include "ops/convolution.h"
 #include "ops/ops.h"
+#include "ops/pictures/convolution.h"
 
 namespace kiln {
 namespace {

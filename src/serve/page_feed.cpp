@@ -6,7 +6,8 @@ namespace kiln {
 
 void PageFeed::publish(const Page& page, std::map<std::string, std::string> pictures) {
   std::vector<std::string> texts;
-  for (const nlohmann::json& section : page.json().at("sections")) texts.push_back(page_json(section));
+  const nlohmann::json drawn = page.json();
+  for (const nlohmann::json& section : drawn.at("sections")) texts.push_back(page_json(section));
   const std::lock_guard lock(mutex_);
   const int64_t next = version_ + 1;
   // Where the page becomes shorter, its last section tells the new count.

@@ -73,12 +73,12 @@ TEST_P(PictureKernels, ForwardAndBackward) {
                      channel_sums = scratch({2, c.batch, c.channels}),
                      group_means = scratch({2, c.batch, c.groups});
     const GroupNormGradArgs grads{.out = data(grad),
-                               .x = data(dx),
-                               .weight = data(dweight),
-                               .bias = data(dbias),
-                               .partials = partials.mutable_data_ptr<float>(),
-                               .channel_sums = channel_sums.mutable_data_ptr<float>(),
-                               .group_means = group_means.mutable_data_ptr<float>()};
+                                  .x = data(dx),
+                                  .weight = data(dweight),
+                                  .bias = data(dbias),
+                                  .partials = partials.mutable_data_ptr<float>(),
+                                  .channel_sums = channel_sums.mutable_data_ptr<float>(),
+                                  .group_means = group_means.mutable_data_ptr<float>()};
     EXPECT_EQ(0, kiln_cuda_group_norm_grad(&args, &grads, c.batch, nullptr));
     return Tensors{picture(out), picture(dx), dweight, dbias};
   });

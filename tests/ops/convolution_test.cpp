@@ -1,6 +1,6 @@
 // conv2d where a CPU only stores the compute dtype, behind a norm, and with Kiln's own gradient of its
 // weight.
-#include "ops/convolution.h"
+#include "ops/pictures/convolution.h"
 #include "ops/checks.h"
 #include "ops/gradient_memory.h"
 

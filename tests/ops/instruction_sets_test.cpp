@@ -2,8 +2,8 @@
 #include <hwy/targets.h>
 
 #include "ops/checks.h"
-#include "ops/convolution.h"
 #include "ops/gelu.h"
+#include "ops/pictures/convolution.h"
 
 namespace kiln::ops {
 namespace {

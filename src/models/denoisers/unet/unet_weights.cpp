@@ -130,8 +130,7 @@ json unet_levels(const WeightShapes& shapes, int64_t num_levels) {
 std::optional<RecognisedModel> recognise_original_unet(const WeightShapes& shapes) {
   const std::string prefix(kOriginalPrefix);
   const auto* first = find_shape(shapes, prefix + "input_blocks.0.0.weight", 4);
-  const auto* text =
-      find_shape(shapes, prefix + "middle_block.1.transformer_blocks.0.attn2.to_k.weight", 2);
+  const auto* text = find_shape(shapes, prefix + "middle_block.1.transformer_blocks.0.attn2.to_k.weight", 2);
   if (first == nullptr || text == nullptr) return std::nullopt;
   json config = unet_presets().at((*text)[1] == kSd1TextWidth ? "sd15" : "sd21-v");
   config["in_channels"] = (*first)[1];

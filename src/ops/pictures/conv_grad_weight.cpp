@@ -5,11 +5,11 @@
 #include "core/aten.h"
 #include "core/cpu_level.h"
 #include "core/tensors.h"
-#include "ops/convolution.h"
 #include "ops/cpu/kernels.h"
 #include "ops/gradient_memory.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
+#include "ops/pictures/convolution.h"
 
 namespace kiln::ops {
 namespace {

@@ -1,3 +1,5 @@
+#include "ops/pictures/group_norm.h"
+
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -8,10 +10,10 @@
 #include "core/tensors.h"
 #include "core/threads/parallel_pieces.h"
 #include "ops/cpu/kernels.h"
-#include "ops/group_norm_on_gpu.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
+#include "ops/pictures/group_norm_on_gpu.h"
 
 namespace kiln::ops {
 namespace {

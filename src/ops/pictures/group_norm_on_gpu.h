@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "ops/group_norm.h"
+#include "ops/pictures/group_norm_tensors.h"
 
 namespace kiln::ops {
 

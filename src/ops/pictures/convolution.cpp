@@ -1,7 +1,7 @@
 // Convolutions are those of oneDNN and cuDNN. Kiln adds 16-bit storage on CPUs that multiply in f32, frozen
 // convolutions that do not keep their input, those that normalise it again, the gradient of a 3x3 weight
-// (ops/convolution.h), and the convolutions of dry runs (ops/planned/aten.cpp).
-#include "ops/convolution.h"
+// (ops/pictures/convolution.h), and the convolutions of dry runs (ops/planned/aten.cpp).
+#include "ops/pictures/convolution.h"
 
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,10 +10,10 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "ops/group_norm.h"
 #include "ops/kernels.h"
 #include "ops/matrix_products.h"
 #include "ops/ops.h"
+#include "ops/pictures/group_norm.h"
 
 namespace kiln::ops {
 namespace {

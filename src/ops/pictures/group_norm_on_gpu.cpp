@@ -1,4 +1,4 @@
-#include "ops/group_norm_on_gpu.h"
+#include "ops/pictures/group_norm_on_gpu.h"
 
 #include <ATen/Parallel.h>
 

@@ -4,26 +4,14 @@
 
 #include <array>
 
-#include "ops/ops.h"
+#include "ops/pictures/group_norm_tensors.h"
 
 namespace kiln::ops {
 
-// Of the groups of each picture (B, groups) in f32. Undefined where backward makes them again from x.
-struct GroupStatistics {
-  at::Tensor mean, rstd;
-};
-
-struct GroupNormed {
-  at::Tensor out;
-  GroupStatistics statistics{};
-};
 // x (B, C, H, W) in f32, bf16 or fp16 is contiguous or channels-last, and the result like it.
 GroupNormed group_norm_forward(const at::Tensor& x, const GroupNormLayer& norm);
 
 // The gradients of x, weight and bias that are `wanted`, in the dtypes of these.
-struct GroupNormGrads {
-  at::Tensor x, weight, bias;
-};
 GroupNormGrads group_norm_backward(const at::Tensor& grad, const at::Tensor& x, const GroupNormLayer& norm,
                                    const GroupStatistics& statistics, std::array<bool, 3> wanted);
 
