@@ -10,7 +10,7 @@ namespace kiln {
 namespace {
 
 constexpr int kCopyShift = 44;          // ids of a trace are below 2^44
-constexpr int64_t kLikeAllBetween = 2;  // the pass that is like all but the first two and the last
+constexpr int64_t kLikeAllBetween = 3;  // the pass that is like all but the first two and the last
 
 class StepComposer {
  public:
@@ -79,7 +79,8 @@ int64_t growth_of_peak(RecordedStep step) {
   std::array<int64_t, kDistinctPasses + 1> live{};  // at the end of each pass; there may be a rest
   for (const Span& span : step.spans)
     if (span.in_micro_step()) live.at(static_cast<size_t>(span.micro_step)) = span.live_bytes;
-  // The pass that is added is like the third, and lifts whatever follows.
+  // The pass that is added is like the fourth, which begins where one like it ends, and lifts whatever
+  // follows.
   const int64_t left_behind = live[kLikeAllBetween] - live[kLikeAllBetween - 1];
   int64_t peak = 0;
   for (const Span& span : step.spans) {

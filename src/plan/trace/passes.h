@@ -7,11 +7,11 @@
 namespace kiln {
 
 // The first pass begins the gradients; the second ends the first one's reductions; the third is like all that
-// follow; the last reduces what was kept.
-inline constexpr int64_t kDistinctPasses = 4;
+// follow, and the fourth begins as they do; the last reduces what was kept.
+inline constexpr int64_t kDistinctPasses = 5;
 
-// Turns a step of kDistinctPasses whole passes, and maybe a rest, into one of `num_whole`. Its third pass
-// comes to stand for all between the second and the last, with what each leaves behind until the step ends.
+// Turns a step of kDistinctPasses whole passes, and maybe a rest, into one of `num_whole`. Its fourth pass
+// comes to stand for all between the third and the last, with what each leaves behind until the step ends.
 void fold_equal_passes(RecordedStep& step, int64_t num_whole);
 
 // A micro-step of a trace that has kTracedPasses passes.

@@ -185,7 +185,7 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
 StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                      int64_t world_size, int64_t ranks_per_node) {
   const MicroSteps micro = micro_steps_of(options, world_size);
-  if (micro.num_whole <= kDistinctPasses + 1)
+  if (micro.num_whole <= kDistinctPasses)
     return trace_every_micro_step(options, data, device, world_size, ranks_per_node);
   TrainOptions shorter = options;
   shorter.global_batch = (micro.images * kDistinctPasses + micro.rest) * world_size;

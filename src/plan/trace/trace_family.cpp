@@ -108,7 +108,7 @@ const StepTrace& TraceFamily::at(int64_t micro_batch, int64_t images, int64_t ze
   if (const auto known = traces_.find(key); known != traces_.end()) return known->second;
   const Pass last = rest > 0 ? Pass{&equal_passes({rest, kTracedPasses, writes}), kTracedPasses - 1}
                              : Pass{&equal, kTracedPasses - 1};
-  const bool folds = num_whole > kDistinctPasses + 1;
+  const bool folds = num_whole > kDistinctPasses;
   const int64_t num_passes = folds ? kDistinctPasses : num_whole;  // whole ones
   std::vector<Pass> passes(static_cast<size_t>(num_passes - (rest == 0)), {&equal, 1});
   passes.front().micro_step = 0;
