@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/entries.h"
 #include "core/text/printable.h"
 #include "core/text/some_of.h"
 
@@ -45,8 +46,7 @@ std::string shipped_file(const std::string& folder,
 std::string newest_shipped_file(const std::string& run,
                                 const std::function<std::string(const std::string& folder)>& choose) {
   std::vector<std::string> folders;
-  std::error_code unreadable;
-  for (const auto& entry : fs::directory_iterator(fs::path(run) / "checkpoints", unreadable))
+  for (const auto& entry : readable_entries_of(fs::path(run) / "checkpoints"))
     if (entry.path().filename().string().starts_with("step-")) folders.push_back(entry.path().string());
   std::ranges::sort(folders, std::greater());
   for (const std::string& folder : folders)

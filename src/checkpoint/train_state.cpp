@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/entries.h"
 #include "core/files/input_file.h"
 #include "core/files/xxh3.h"
 #include "core/json_fields.h"
@@ -211,7 +212,7 @@ CheckpointWriter::~CheckpointWriter() {
 std::string CheckpointWriter::commit(const TrainStateInfo& info,
                                      const std::map<std::string, FileChecksum>& checksums) {
   nlohmann::json files, checksums_of_files = nlohmann::json::object();
-  for (const auto& entry : fs::directory_iterator(partial_)) {
+  for (const auto& entry : entries_of(partial_)) {
     const std::string name = entry.path().filename().string();
     files[name] = entry.file_size();
     const auto checksum = checksums.find(name);
@@ -257,7 +258,7 @@ std::string set_aside(const Checkpoint& checkpoint) {
 void prune_checkpoints(const std::string& run, int64_t keep) {
   std::error_code error;
   std::vector<fs::path> leftovers;
-  for (const auto& entry : fs::directory_iterator(checkpoints_folder(run), error))
+  for (const auto& entry : readable_entries_of(checkpoints_folder(run)))
     if (entry.path().filename().string().starts_with(kPartialPrefix)) leftovers.push_back(entry.path());
   for (const fs::path& path : leftovers) fs::remove_all(path, error);
   if (keep <= 0) return;

@@ -10,6 +10,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/entries.h"
 #include "core/text/split.h"
 #include "core/text/utf8.h"
 #include "diffusion/sampler_noise.h"
@@ -58,7 +59,7 @@ template <class IsWanted>
 bool put_files(const fs::path& from, const fs::path& to, bool links, const IsWanted& is_wanted) {
   fs::create_directory(to);
   bool has_weights = false;
-  for (const auto& entry : fs::directory_iterator(from)) {
+  for (const auto& entry : entries_of(from)) {
     if (!entry.is_regular_file() || !is_wanted(entry.path().filename().string())) continue;
     put(entry.path(), to / entry.path().filename(), links);
     has_weights |= is_weights_file(entry.path());

@@ -20,6 +20,7 @@
 #include "core/control_groups.h"
 #include "core/cpu_level.h"
 #include "core/error.h"
+#include "core/files/entries.h"
 #include "core/files/file_system.h"
 #include "core/memory_limits.h"
 #include "core/tensors.h"
@@ -51,10 +52,9 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-std::vector<fs::path> entries_of(const fs::path& folder) {
+std::vector<fs::path> sorted_entries_of(const fs::path& folder) {
   std::vector<fs::path> entries;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) entries.push_back(entry.path());
+  for (const auto& entry : readable_entries_of(folder)) entries.push_back(entry.path());
   std::ranges::sort(entries);
   return entries;
 }
@@ -139,7 +139,7 @@ MachineFinding drivers(const fs::path& root, at::Device device) {
 // Networks that are up, with their speed where the card says it, and the lanes of GPUs.
 MachineFinding links(const fs::path& root) {
   std::vector<std::string> up;
-  for (const fs::path& network : entries_of(root / "sys/class/net")) {
+  for (const fs::path& network : sorted_entries_of(root / "sys/class/net")) {
     if (first_line(network / "operstate") != "up") continue;
     const auto megabits = static_cast<double>(whole_number(first_line(network / "speed")).value_or(0));
     up.push_back(network.filename().string());
@@ -147,7 +147,7 @@ MachineFinding links(const fs::path& root) {
   }
   MachineFinding found{"links", "no network that is up: ranks of this machine only", {{"networks", up}}};
   if (!up.empty()) found.text = fmt::format("{}", fmt::join(up, ", "));
-  for (const fs::path& card : entries_of(root / "sys/bus/pci/devices")) {
+  for (const fs::path& card : sorted_entries_of(root / "sys/bus/pci/devices")) {
     if (first_line(card / "vendor") != "0x10de" || !first_line(card / "class").starts_with("0x03")) continue;
     const std::string lanes = first_line(card / "current_link_width"),
                       most = first_line(card / "max_link_width"), slot = card.filename().string();

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/entries.h"
 #include "core/files/input_file.h"
 #include "download/hub.h"
 #include "download/published.h"
@@ -81,7 +82,7 @@ std::string fetch_repository(const PublishedWeights& row, const DownloadOptions&
 int64_t bytes_at(const fs::path& path) {
   if (!fs::is_directory(path)) return static_cast<int64_t>(fs::file_size(path));
   int64_t sum = 0;
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path))
+  for (const fs::directory_entry& entry : entries_below(path))
     if (entry.is_regular_file()) sum += static_cast<int64_t>(entry.file_size());
   return sum;
 }

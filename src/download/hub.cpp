@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/entries.h"
 #include "core/text/json_text.h"
 #include "core/text/printable.h"
 
@@ -68,7 +69,7 @@ bool is_wanted(const std::string& path, const std::vector<std::string>& files) {
 // variant (diffusion_pytorch_model.fp16.safetensors) does not count, nor a link without its blob.
 bool holds_weights(const fs::path& folder) {
   if (!fs::is_directory(folder)) return false;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+  for (const fs::directory_entry& entry : entries_of(folder))
     if (!fs::exists(entry.path())) return false;
   for (const std::string name : {"diffusion_pytorch_model.safetensors", "model.safetensors"}) {
     if (fs::exists(folder / name)) return true;

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "core/control_groups.h"
+#include "core/files/entries.h"
 #include "parallel/ranks/ranks.h"
 
 namespace kiln {
@@ -61,8 +62,7 @@ bool share_a_cpu(const RankCpus& a, const RankCpus& b) {
 // the number of turns.
 double seconds_waiting() {
   double nanoseconds = 0;
-  std::error_code none;
-  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", none)) {
+  for (const auto& thread : readable_entries_of("/proc/self/task")) {
     std::ifstream file(thread.path() / "schedstat");
     if (double running = 0, waiting = 0; file >> running >> waiting) nanoseconds += waiting;
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files/entries.h"
 #include "core/files/input_file.h"
 #include "core/measuring.h"
 #include "core/text/json_text.h"
@@ -164,8 +165,7 @@ ReportedRun read_reported_run(const std::string& folder) {
 
 std::vector<fs::path> grid_paths(const std::string& run) {
   std::vector<fs::path> paths;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(fs::path(run) / "samples", error))
+  for (const auto& entry : readable_entries_of(fs::path(run) / "samples"))
     if (entry.is_regular_file() && entry.path().extension() == ".png") paths.push_back(entry.path());
   std::ranges::sort(paths);
   return paths;

@@ -324,7 +324,9 @@ size_t fwrite(const void* from, size_t size, size_t count, FILE* file) {
   NEXT(size_t, "fwrite", const void*, size_t, size_t, FILE*);
   STREAM_FAULT("write", 0)
   if (fault == kFewer) file->_flags |= 0x20;  // fewer are written after an error only
-  return next(from, size, fault == kFewer ? count / 2 : count, file);
+  const size_t written = next(from, size, fault == kFewer ? count / 2 : count, file);
+  if (fault == kFewer) errno = ENOSPC;
+  return written;
 }
 int fflush(FILE* file) {
   NEXT(int, "fflush", FILE*);

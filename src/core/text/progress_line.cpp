@@ -8,6 +8,15 @@
 #include "core/units.h"
 
 namespace kiln {
+namespace {
+
+// Where nobody takes the text any more, the work goes on.
+void put(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace
 
 LiveLine::LiveLine() : is_terminal_(::isatty(STDERR_FILENO) == 1) {}
 
@@ -19,18 +28,17 @@ bool LiveLine::is_due() {
 }
 
 void LiveLine::show(const std::string& text) {
-  fmt::print(stderr, "{}{}{}", is_terminal_ ? "\r\x1b[K" : "", text, is_terminal_ ? "" : "\n");
-  std::fflush(stderr);
+  put(is_terminal_ ? "\r\x1b[K" + text : text + "\n");
   is_open_ = is_terminal_;
 }
 
 void LiveLine::end() {
-  if (is_open_) fmt::print(stderr, "\n");
+  if (is_open_) put("\n");
   is_open_ = false;
 }
 
 void LiveLine::clear() {
-  if (is_open_) fmt::print(stderr, "\r\x1b[K");
+  if (is_open_) put("\r\x1b[K");
   is_open_ = false;
 }
 

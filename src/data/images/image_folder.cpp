@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/files/entries.h"
 #include "core/files/input_file.h"
 #include "data/images/dataset_layouts.h"
 
@@ -35,8 +36,7 @@ void list_entry(const fs::directory_entry& entry, Listing& listing, OtherPicture
 
 Listing list_tree(const std::string& folder, OtherPictures& others) {
   Listing listing;
-  for (const auto& entry :
-       fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink))
+  for (const auto& entry : entries_below(folder, fs::directory_options::follow_directory_symlink))
     list_entry(entry, listing, others);
   std::sort(listing.images.begin(), listing.images.end());
   return listing;
@@ -62,7 +62,7 @@ void append_records(const std::string& root, const Listing& listing, int64_t lab
 
 std::unique_ptr<ImageDataset> open_class_folders(const std::string& root) {
   std::vector<std::string> classes;
-  for (const auto& entry : fs::directory_iterator(root))
+  for (const auto& entry : entries_of(root))
     if (entry.is_directory()) classes.push_back(entry.path().filename());
   std::sort(classes.begin(), classes.end());
   std::vector<ImageRecord> records;
@@ -84,7 +84,7 @@ std::unique_ptr<ImageDataset> open_class_folders(const std::string& root) {
 std::unique_ptr<ImageDataset> open_plain_folder(const std::string& root) {
   Listing listing;
   OtherPictures others;
-  for (const auto& entry : fs::directory_iterator(root)) list_entry(entry, listing, others);
+  for (const auto& entry : entries_of(root)) list_entry(entry, listing, others);
   std::sort(listing.images.begin(), listing.images.end());
   std::vector<ImageRecord> records;
   append_records(root, listing, -1, records);

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/files/entries.h"
 #include "data/images/dataset_layouts.h"
 #include "data/images/image_dataset.h"
 
@@ -18,7 +19,7 @@ struct FolderContent {
 
 FolderContent look_into(const std::string& folder) {
   FolderContent content;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  for (const auto& entry : entries_of(folder)) {
     const std::string name = entry.path().filename();
     if (entry.is_directory()) {
       content.has_folders = true;

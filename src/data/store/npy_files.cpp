@@ -1,3 +1,4 @@
+#include "core/files/entries.h"
 #include "data/store/other_caches.h"
 
 #include <fmt/ranges.h>
@@ -25,7 +26,7 @@ std::optional<int64_t> number_of(const std::string& name) {
 std::vector<std::string> list_npy(const std::string& folder, int64_t& num_other_files) {
   if (!fs::is_directory(folder)) fail("store import", "expected a folder of .npy files, got {}", folder);
   std::vector<std::string> names;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+  for (const auto& entry : entries_below(folder)) {
     if (!entry.is_regular_file()) continue;
     if (entry.path().extension() == ".npy") {
       names.push_back(fs::relative(entry.path(), folder).string());
@@ -44,7 +45,7 @@ std::vector<std::string> list_npy(const std::string& folder, int64_t& num_other_
 std::string find_folder(const std::string& parent, std::string_view suffix) {
   std::string found;
   if (!fs::is_directory(parent)) return found;
-  for (const auto& entry : fs::directory_iterator(parent)) {
+  for (const auto& entry : entries_of(parent)) {
     if (!entry.is_directory() || !entry.path().filename().string().ends_with(suffix)) continue;
     if (!found.empty())
       fail("store import", "expected one folder *{} in {}, got {} and {}: give the folder itself", suffix,

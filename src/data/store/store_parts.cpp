@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/entries.h"
 #include "core/files/mapped_file.h"
 #include "data/images/left_out_list.h"
 
@@ -18,7 +19,7 @@ constexpr const char* kWho = "feature store";
 bool is_part(const fs::path& path) { return path.filename().string().starts_with("part-"); }
 
 void remove_parts(const std::string& out) {
-  for (const auto& entry : fs::directory_iterator(out))
+  for (const auto& entry : entries_of(out))
     if (is_part(entry.path())) fs::remove_all(entry.path());
 }
 
@@ -61,7 +62,7 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
     return true;
   }
   const std::string of_ranks = fmt::format("-of-{:05}", num_ranks);
-  for (const auto& entry : fs::directory_iterator(out)) {
+  for (const auto& entry : entries_of(out)) {
     const std::string name = entry.path().filename().string();
     if (is_part(entry.path()) && !name.ends_with(of_ranks))
       fail(kWho, "{} was begun by another number of ranks ({}): go on with as many, or choose another folder",

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/entries.h"
 #include "core/files/file_lock.h"
 #include "core/files/mapped_file.h"
 #include "core/files/xxh3.h"
@@ -27,7 +28,7 @@ void prepare_folder(const std::string& folder) {
   if (error) fail("feature store", "cannot create {}: {}", folder, error.message());
   if (!is_store(folder) && !fs::is_empty(folder)) {
     // A run killed before its first store.json leaves only that file's partial.
-    for (const auto& entry : fs::directory_iterator(folder)) {
+    for (const auto& entry : entries_of(folder)) {
       if (!entry.path().filename().string().starts_with("store.json."))
         fail("feature store",
              "expected an empty folder or a store, got a folder with {:?} ({}): choose another",

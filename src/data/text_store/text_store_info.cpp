@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/files/entries.h"
 #include "core/files/input_file.h"
 #include "core/json_config.h"
 #include "core/json_fields.h"
@@ -91,7 +92,7 @@ TextStoreInfo read_text_store_info(const std::string& folder) {
 std::vector<std::string> find_text_stores(const std::string& feature_store) {
   std::vector<std::string> names;
   if (!fs::is_directory(feature_store)) return names;
-  for (const auto& entry : fs::directory_iterator(feature_store)) {
+  for (const auto& entry : entries_of(feature_store)) {
     const std::string name = entry.path().filename();
     if (entry.is_directory() && name.starts_with(kFolderPrefix) && fs::exists(entry.path() / "text.json"))
       names.push_back(name.substr(std::string_view(kFolderPrefix).size()));

@@ -10,6 +10,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/files/entries.h"
 #include "core/memory_limits.h"
 #include "core/tensors.h"
 #include "core/text/json_text.h"
@@ -47,8 +48,7 @@ MachineProfile read_profile(const fs::path& path) {
 
 std::vector<MachineProfile> stored_profiles() {
   std::vector<fs::path> paths;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(profiles_folder(), none))
+  for (const auto& entry : readable_entries_of(profiles_folder()))
     if (entry.path().extension() == ".json") paths.push_back(entry.path());
   std::ranges::sort(paths);
   std::vector<MachineProfile> profiles;

@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/files/entries.h"
 #include "core/files/file_system.h"
 #include "core/units.h"
 #include "data/images/image_dataset.h"
@@ -55,7 +56,7 @@ double mean_area(const StoreInfo& info) {
 int64_t text_store_bytes(const std::vector<std::string>& folders) {
   int64_t bytes = 0;
   for (const std::string& folder : folders)
-    for (const auto& entry : fs::directory_iterator(folder))
+    for (const auto& entry : entries_of(folder))
       if (entry.path().extension() == ".safetensors") bytes += static_cast<int64_t>(entry.file_size());
   return bytes;
 }
