@@ -40,8 +40,9 @@ void add_train_command(CLI::App& app) {
                       "Recipe of what follows the newest checkpoint of --out: its [[stage]]s, or its options "
                       "as one stage; everything else stays as in RUN/config.toml");
   const auto saves_the_end = std::make_shared<bool>(true);
-  command->add_flag("!--no-checkpoint", *saves_the_end,
-                    "Leave out the checkpoint at the end: what is kept of the run is its log");
+  command->add_flag(
+      "!--no-checkpoint", *saves_the_end,
+      "Leave out the checkpoint at the end, also where a signal ends the run: what is kept is its log");
   show_first(*command, {"--recipe", "--model", "--weights", "--lora-rank", "--data", "--autoencoder", "--out",
                         "--image-size", "--max-steps", "--global-batch", "--lr", "--compute-dtype",
                         "--memory-budget", "--nproc", "--sample-every"});

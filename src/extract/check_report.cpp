@@ -168,7 +168,7 @@ std::string to_html(const CheckedData& data, const CheckOptions& options) {
     const std::vector<FoundPicture> found = found_of(data, kind.finding);
     if (found.empty()) continue;
     page.section(kind.title);
-    page.text(fmt::format("{} pictures: {}{}", found.size(), kind.advice,
+    page.text(fmt::format("{} picture{}: {}{}", found.size(), found.size() == 1 ? "" : "s", kind.advice,
                           found.size() > kMostPictures ? fmt::format("; the first {}:", kMostPictures) : ""));
     add_pictures(data, options, found, page);
   }
