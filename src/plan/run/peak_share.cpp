@@ -20,16 +20,16 @@ std::string text_of(const OpRecord& op) {
 }
 
 // The arithmetic of one segment's phases in a step.
-struct SegmentWork {
+struct TracedFlops {
   double forward = 0, backward = 0;   // FLOPs
   const OpRecord* largest = nullptr;  // of forward
 };
 
-std::vector<SegmentWork> work_of(const StepTrace& trace) {
-  std::vector<SegmentWork> work(trace.segments.size());
+std::vector<TracedFlops> work_of(const StepTrace& trace) {
+  std::vector<TracedFlops> work(trace.segments.size());
   for (const Span& span : trace.spans) {
     if (span.segment < 0) continue;
-    SegmentWork& segment = work.at(static_cast<size_t>(span.segment));
+    TracedFlops& segment = work.at(static_cast<size_t>(span.segment));
     for (const OpRecord& op : span.ops) {
       const double flops = op.flops * static_cast<double>(span.times);
       if (span.phase == StepPhase::kBackward) segment.backward += flops;
@@ -43,11 +43,11 @@ std::vector<SegmentWork> work_of(const StepTrace& trace) {
 
 // Names the segment whose backward lacks the most, if the trace has less arithmetic than the model counts.
 std::string missing_arithmetic(const StepTrace& trace, double counted) {
-  const std::vector<SegmentWork> work = work_of(trace);
+  const std::vector<TracedFlops> work = work_of(trace);
   double traced = 0;
-  for (const SegmentWork& segment : work) traced += segment.forward + segment.backward;
+  for (const TracedFlops& segment : work) traced += segment.forward + segment.backward;
   if (work.empty() || traced >= kCountedShare * counted) return "";
-  const auto lacks = [](const SegmentWork& segment) { return segment.forward - segment.backward; };
+  const auto lacks = [](const TracedFlops& segment) { return segment.forward - segment.backward; };
   const auto worst = std::ranges::max_element(work, {}, lacks);
   return fmt::format(
       "{:.4g} of {:.4g} TFLOP are traced; backward of {} has {:.3g}, forward {:.3g}, most of it in {}",
