@@ -4,6 +4,8 @@
 // each of its threads has had a processor, even one that came too late to do anything. Names and arguments
 // are GCC's. Criticals and atomics remain libgomp's: they know no teams. tests/reference/test_openmp.py finds
 // what is missing.
+#include <sched.h>
+
 #include <algorithm>
 #include <climits>
 #include <cstdint>
@@ -13,8 +15,6 @@
 
 #include "core/threads/pieces.h"
 #include "core/threads/waiting.h"
-
-extern "C" int omp_get_num_procs(void);  // libgomp's: those that the process may run on
 
 namespace {
 
@@ -49,10 +49,16 @@ struct Place {
 thread_local Place place;
 thread_local int max_threads = 0;  // of regions that this thread begins; 0: as the program began
 
+// Those that the process may run on.
+int num_processors() {
+  cpu_set_t own;
+  return sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
+}
+
 int initial_threads() {
   const char* wanted = std::getenv("OMP_NUM_THREADS");
   const int threads = wanted != nullptr ? std::atoi(wanted) : 0;
-  return threads > 0 ? threads : omp_get_num_procs();
+  return threads > 0 ? threads : num_processors();
 }
 
 void run_region(void (*body)(void*), void* data, Team& team, int number) {

@@ -7,7 +7,7 @@
 
 #include "core/threads/pieces.h"
 
-extern "C" __attribute__((weak)) int mkl_set_num_threads_local(int threads);  // in LibTorch where it has MKL
+extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);  // in LibTorch where it has MKL
 
 namespace kiln {
 namespace {
@@ -18,11 +18,11 @@ class OneThread {
  public:
   OneThread() : of_openmp_(at::get_num_threads()) {
     omp_set_num_threads(1);
-    if (mkl_set_num_threads_local) of_mkl_ = mkl_set_num_threads_local(1);
+    if (MKL_Set_Num_Threads_Local) of_mkl_ = MKL_Set_Num_Threads_Local(1);
   }
   ~OneThread() {
     omp_set_num_threads(of_openmp_);
-    if (mkl_set_num_threads_local) mkl_set_num_threads_local(of_mkl_);
+    if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(of_mkl_);
   }
   OneThread(const OneThread&) = delete;
 
