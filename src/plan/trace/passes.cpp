@@ -1,7 +1,6 @@
 #include "plan/trace/passes.h"
 
 #include <algorithm>
-#include <array>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -9,8 +8,7 @@ namespace kiln {
 
 namespace {
 
-constexpr int kCopyShift = 44;          // ids of a trace are below 2^44
-constexpr int64_t kLikeAllBetween = 3;  // the pass that is like all but the first two and the last
+constexpr int kCopyShift = 44;  // ids of a trace are below 2^44
 
 class StepComposer {
  public:
@@ -66,9 +64,9 @@ class StepComposer {
   std::unordered_map<uint64_t, MemoryEvent> alive_;
 };
 
-// Returns by how much one more pass raises the peak, without what calls on the training state allocate, as a
-// rank's trace makes those again.
-int64_t growth_of_peak(RecordedStep step) {
+}  // namespace
+
+int64_t own_peak_bytes(RecordedStep step) {
   std::unordered_set<uint64_t> of_calls;
   for (Span& span : step.spans)
     std::erase_if(span.events, [&](const MemoryEvent& event) {
@@ -76,29 +74,16 @@ int64_t growth_of_peak(RecordedStep step) {
       return event.by_call || of_calls.contains(event.id);
     });
   find_bytes(step);
-  std::array<int64_t, kDistinctPasses + 1> live{};  // at the end of each pass; there may be a rest
-  for (const Span& span : step.spans)
-    if (span.in_micro_step()) live.at(static_cast<size_t>(span.micro_step)) = span.live_bytes;
-  // The pass that is added is like the fourth, which begins where one like it ends, and lifts whatever
-  // follows.
-  const int64_t left_behind = live[kLikeAllBetween] - live[kLikeAllBetween - 1];
-  int64_t peak = 0;
-  for (const Span& span : step.spans) {
-    const bool is_before = span.in_micro_step() && span.micro_step < kLikeAllBetween;
-    peak = std::max(peak, span.peak_bytes + (is_before ? 0 : left_behind));
-  }
-  return peak - step.memory.peak_bytes;
+  return step.memory.peak_bytes;
 }
 
-}  // namespace
-
-void fold_equal_passes(RecordedStep& step, int64_t num_whole) {
+void fold_equal_passes(RecordedStep& step, int64_t num_whole, int64_t peak_of_one_more) {
   const int64_t left_out = num_whole - kDistinctPasses;
-  const int64_t left_behind = left_out * growth_of_peak(step);
+  const int64_t left_behind = left_out * (peak_of_one_more - own_peak_bytes(step));
   uint64_t last_id = 0;
   for (Span& span : step.spans) {
     for (const MemoryEvent& event : span.events) last_id = std::max(last_id, event.id);
-    if (span.micro_step == kLikeAllBetween) span.times += left_out;
+    if (span.micro_step == 2) span.times += left_out;
   }
   if (left_behind <= 0) return;
   // What they leave behind becomes one block that lives as long as the step.

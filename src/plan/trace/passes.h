@@ -7,12 +7,16 @@
 namespace kiln {
 
 // The first pass begins the gradients; the second ends the first one's reductions; the third is like all that
-// follow, and the fourth begins as they do; the last reduces what was kept.
-inline constexpr int64_t kDistinctPasses = 5;
+// follow; the last reduces what was kept.
+inline constexpr int64_t kDistinctPasses = 4;
 
-// Turns a step of kDistinctPasses whole passes, and maybe a rest, into one of `num_whole`. Its fourth pass
-// comes to stand for all between the third and the last, with what each leaves behind until the step ends.
-void fold_equal_passes(RecordedStep& step, int64_t num_whole);
+// Returns the peak without what calls on the training state allocate, as a rank's trace makes those again.
+int64_t own_peak_bytes(RecordedStep step);
+
+// Turns a step of kDistinctPasses whole passes, and maybe a rest, into one of `num_whole`. Its third pass
+// comes to stand for all between the second and the last. `peak_of_one_more`: own_peak_bytes() of the step
+// with one whole pass more, which shows what each leaves behind until the step ends.
+void fold_equal_passes(RecordedStep& step, int64_t num_whole, int64_t peak_of_one_more);
 
 // A micro-step of a trace that has kTracedPasses passes.
 struct Pass {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/allocations.h"
 #include "core/aten.h"
@@ -113,10 +114,6 @@ int64_t num_micro_steps(const StepTrace& trace) {
   return count;
 }
 
-bool updates_beside(const StepTrace& trace) {
-  return trace.options.compute.updates_beside() && trace.unit.placement.is_on_device();
-}
-
 BatchTensors dry_batch(const BatchOptions& options, const DataShape& data, int64_t rows,
                        const ArrayMaker& make) {
   const int64_t rows_each = data.text.width > 0 ? data.text.max_rows : 0;
@@ -185,12 +182,15 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
 StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                      int64_t world_size, int64_t ranks_per_node) {
   const MicroSteps micro = micro_steps_of(options, world_size);
-  if (micro.num_whole <= kDistinctPasses)
+  const auto traced = [&](int64_t num_whole) {
+    TrainOptions shorter = options;
+    shorter.global_batch = (micro.images * num_whole + micro.rest) * world_size;
+    return trace_every_micro_step(shorter, data, device, world_size, ranks_per_node);
+  };
+  if (micro.num_whole <= kDistinctPasses + 1)
     return trace_every_micro_step(options, data, device, world_size, ranks_per_node);
-  TrainOptions shorter = options;
-  shorter.global_batch = (micro.images * kDistinctPasses + micro.rest) * world_size;
-  StepTrace trace = trace_every_micro_step(shorter, data, device, world_size, ranks_per_node);
-  fold_equal_passes(trace, micro.num_whole);
+  StepTrace trace = traced(kDistinctPasses);
+  fold_equal_passes(trace, micro.num_whole, own_peak_bytes(traced(kDistinctPasses + 1)));
   trace.options = options;
   return trace;
 }

@@ -108,14 +108,16 @@ const StepTrace& TraceFamily::at(int64_t micro_batch, int64_t images, int64_t ze
   if (const auto known = traces_.find(key); known != traces_.end()) return known->second;
   const Pass last = rest > 0 ? Pass{&equal_passes({rest, kTracedPasses, writes}), kTracedPasses - 1}
                              : Pass{&equal, kTracedPasses - 1};
-  const bool folds = num_whole > kDistinctPasses;
-  const int64_t num_passes = folds ? kDistinctPasses : num_whole;  // whole ones
-  std::vector<Pass> passes(static_cast<size_t>(num_passes - (rest == 0)), {&equal, 1});
-  passes.front().micro_step = 0;
-  passes.push_back(last);
+  const auto composed = [&](int64_t num_passes) {  // whole ones
+    std::vector<Pass> passes(static_cast<size_t>(num_passes - (rest == 0)), {&equal, 1});
+    passes.front().micro_step = 0;
+    passes.push_back(last);
+    return step_of_passes(passes, equal);
+  };
   StepTrace trace = equal;
-  static_cast<RecordedStep&>(trace) = step_of_passes(passes, equal);
-  if (folds) fold_equal_passes(trace, num_whole);
+  const bool folds = num_whole > kDistinctPasses + 1;
+  static_cast<RecordedStep&>(trace) = composed(folds ? kDistinctPasses : num_whole);
+  if (folds) fold_equal_passes(trace, num_whole, own_peak_bytes(composed(kDistinctPasses + 1)));
   trace.options.global_batch = images;
   return traces_.emplace(key, std::move(trace)).first->second;
 }
