@@ -78,9 +78,9 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
 // Linear layers of a normed x, as one product. Saves x and no copy of the weights.
 struct NormedLinears : torch::autograd::Function<NormedLinears> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight,
-                            const at::Tensor& norm_bias, const at::Tensor& bias, at::TensorList weights,
-                            double eps) {
-    variable_list saved = {x, norm_weight, norm_bias, bias};
+                            const at::Tensor& norm_bias, at::TensorList weights,
+                            const std::optional<at::Tensor>& bias, double eps) {
+    variable_list saved = {x, norm_weight, norm_bias, bias.value_or(at::Tensor())};
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["eps"] = eps;
@@ -88,20 +88,19 @@ struct NormedLinears : torch::autograd::Function<NormedLinears> {
     const at::Tensor weight = joined(weights);
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = weight.size(0);
-    return affine(normed.to(weight.scalar_type()).view({-1, x.size(-1)}), weight,
-                  bias.defined() ? std::optional(bias) : std::nullopt)
-        .view(shape);
+    return affine(normed.to(weight.scalar_type()).view({-1, x.size(-1)}), weight, bias).view(shape);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    constexpr size_t kFirstWeight = 4;
+    constexpr size_t kFirstWeight = 3;  // among the tensors that were given
     const variable_list saved = ctx->get_saved_variables();
-    const at::TensorList weights = at::TensorList(saved).slice(kFirstWeight);
+    const at::TensorList weights = at::TensorList(saved).slice(kFirstWeight + 1);
     const at::Tensor &x = saved[0], &bias = saved[3], weight = joined(weights);
     const LayerNormInputs in(x, saved[1], saved[2]);
     const RowsAndMoments normed = normalise(in, ctx->saved_data["eps"].toDouble());
     const at::Tensor grad = grads[0].reshape({-1, weight.size(0)}).contiguous();
-    LayerNeeds needs{.weight = false, .bias = bias.defined() && ctx->needs_input_grad(3)};
+    LayerNeeds needs{.weight = false,
+                     .bias = bias.defined() && ctx->needs_input_grad(kFirstWeight + weights.size())};
     for (size_t i = 0; i < weights.size(); ++i) needs.weight |= ctx->needs_input_grad(kFirstWeight + i);
     const AffineGrads of_layer = layer_grads(
         grad,
@@ -109,7 +108,7 @@ struct NormedLinears : torch::autograd::Function<NormedLinears> {
           return normed.out.to(weight.scalar_type()).view({-1, x.size(-1)});
         },
         weight, bias, needs);
-    variable_list found = {{}, {}, {}, of_layer.bias};
+    variable_list found(3);
     int64_t first = 0;
     for (const at::Tensor& each : weights) {
       // That of a single weight is the memory that was lent to it, not a view of that.
@@ -117,7 +116,7 @@ struct NormedLinears : torch::autograd::Function<NormedLinears> {
       found.push_back(is_part ? of_layer.weight.narrow(0, first, each.size(0)) : of_layer.weight);
       first += each.size(0);
     }
-    found.emplace_back();
+    found.insert(found.end(), {of_layer.bias, at::Tensor()});
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->needs_input_grad(2)};
     if (wanted[0] || wanted[1] || wanted[2])
@@ -171,8 +170,8 @@ at::Tensor layer_norm_linears(const at::Tensor& x, const LayerNormLayer& norm,
   if (x.scalar_type() == at::kDouble || x.numel() == 0)
     return linear(layer_norm(x, norm.weight, norm.bias, norm.eps, compute_dtype), at::cat(cast), bias,
                   compute_dtype);
-  return NormedLinears::apply(x, norm.weight, norm.bias, bias ? bias->to(compute_dtype) : at::Tensor(),
-                              at::TensorList(cast), norm.eps);
+  const std::optional<at::Tensor> cast_bias = bias ? std::optional(bias->to(compute_dtype)) : std::nullopt;
+  return NormedLinears::apply(x, norm.weight, norm.bias, at::TensorList(cast), cast_bias, norm.eps);
 }
 
 }  // namespace kiln::ops

@@ -58,16 +58,20 @@ ConvolutionGrads convolution_grads(const at::Tensor& grad, const at::Tensor& x, 
   return found;
 }
 
+std::optional<at::Tensor> cast_or_none(const std::optional<at::Tensor>& tensor, at::ScalarType dtype) {
+  return tensor ? std::optional(tensor->to(dtype)) : std::nullopt;
+}
+
 // Keeps its operands for backward in the dtype that they are stored in, not in the one that is multiplied;
-// the input as it was before a norm; and none for a weight and bias that are not trained. `norm_weight` and
-// `norm_bias` are undefined where there is no norm.
+// the input as it was before a norm, where there is one; and none for a weight and bias that are not trained.
 struct Convolution : torch::autograd::Function<Convolution> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias, const at::Tensor& norm_weight,
-                            const at::Tensor& norm_bias, const ConvolutionShape& shape, int64_t num_groups,
-                            double eps, bool silu) {
-    const bool is_trained = weight.requires_grad() || (bias.defined() && bias.requires_grad());
-    const bool has_norm = norm_weight.defined();
+                            const std::optional<at::Tensor>& bias,
+                            const std::optional<at::Tensor>& norm_weight,
+                            const std::optional<at::Tensor>& norm_bias, const ConvolutionShape& shape,
+                            int64_t num_groups, double eps, bool silu) {
+    const bool is_trained = weight.requires_grad() || (bias && bias->requires_grad());
+    const bool has_norm = norm_weight.has_value();
     ctx->saved_data["is_trained"] = is_trained;
     ctx->saved_data["sizes"] = x.sizes().vec();
     ctx->saved_data["shape"] = std::vector<int64_t>{shape.stride, shape.padding, shape.groups};
@@ -76,13 +80,14 @@ struct Convolution : torch::autograd::Function<Convolution> {
     ctx->saved_data["silu"] = silu;
     const at::ScalarType stored = weight.scalar_type(), dtype = product_dtype(x.device(), stored);
     GroupNormed normed;
-    if (has_norm) normed = group_norm_forward(x, norm_of(ctx, norm_weight, norm_bias));
+    if (has_norm) normed = group_norm_forward(x, norm_of(ctx, *norm_weight, *norm_bias));
     const at::Tensor input = has_norm ? normed.out.to(stored) : x;
     normed.out.reset();
-    ctx->save_for_backward({is_trained || has_norm ? x : at::Tensor(), weight, bias, norm_weight, norm_bias,
-                            normed.statistics.mean, normed.statistics.rstd});
-    return at::conv2d(input.to(dtype), weight.to(dtype),
-                      bias.defined() ? std::optional(bias.to(dtype)) : std::nullopt,
+    const at::Tensor none;
+    ctx->save_for_backward({is_trained || has_norm ? x : none, weight, bias.value_or(none),
+                            norm_weight.value_or(none), norm_bias.value_or(none), normed.statistics.mean,
+                            normed.statistics.rstd});
+    return at::conv2d(input.to(dtype), weight.to(dtype), cast_or_none(bias, dtype),
                       {shape.stride, shape.stride}, {shape.padding, shape.padding}, {1, 1}, shape.groups)
         .to(stored);
   }
@@ -93,9 +98,10 @@ struct Convolution : torch::autograd::Function<Convolution> {
     const std::vector<int64_t> shape = ctx->saved_data["shape"].toIntVector();
     const std::vector<int64_t> sizes = ctx->saved_data["sizes"].toIntVector();
     const bool has_norm = saved[3].defined(), is_trained = ctx->saved_data["is_trained"].toBool();
-    // Indices count tensor arguments only.
-    const std::array<bool, 3> of_norm = {ctx->needs_input_grad(0), has_norm && ctx->needs_input_grad(3),
-                                         has_norm && ctx->needs_input_grad(4)};
+    // Indices count the tensors that were given.
+    const size_t norm_at = bias.defined() ? 3 : 2;
+    const std::array<bool, 3> of_norm = {ctx->needs_input_grad(0), has_norm && ctx->needs_input_grad(norm_at),
+                                         has_norm && ctx->needs_input_grad(norm_at + 1)};
     const GroupNormLayer norm = norm_of(ctx, saved[3], saved[4]);
     at::Tensor input;
     if (is_trained) input = has_norm ? group_norm_forward(x, norm).out.to(weight.scalar_type()) : x;
@@ -128,10 +134,6 @@ void check_convolution(const at::Tensor& x, const at::Tensor& weight, const Conv
          fmt::join(x.sizes(), "x"), fmt::join(weight.sizes(), "x"));
 }
 
-at::Tensor cast_or_none(const std::optional<at::Tensor>& tensor, at::ScalarType dtype) {
-  return tensor ? tensor->to(dtype) : at::Tensor();
-}
-
 }  // namespace
 
 at::MemoryFormat convolution_format(const at::Tensor& x, const at::Tensor& weight) {
@@ -145,17 +147,18 @@ at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in,
                   const std::optional<at::Tensor>& bias_in, const ConvolutionShape& shape,
                   at::ScalarType compute_dtype) {
   check_convolution(x_in, weight_in, shape);
-  const at::Tensor x = x_in.to(compute_dtype), weight = weight_in.to(compute_dtype),
-                   bias = cast_or_none(bias_in, compute_dtype);
+  const at::Tensor x = x_in.to(compute_dtype), weight = weight_in.to(compute_dtype);
+  const std::optional<at::Tensor> bias = cast_or_none(bias_in, compute_dtype);
   const bool has_graph = at::GradMode::is_enabled();
-  const bool is_frozen = !weight.requires_grad() && !(bias.defined() && bias.requires_grad());
+  const bool is_frozen = !weight.requires_grad() && !(bias && bias->requires_grad());
   const bool may_drop_input = is_frozen && x.requires_grad() && has_graph;
   const bool has_own_grad = has_graph && weight.requires_grad() && has_conv_grad_weight(x, weight, shape);
   if (!may_drop_input && !has_own_grad && product_dtype(x.device(), compute_dtype) == compute_dtype)
-    return at::conv2d(x, weight, bias.defined() ? std::optional(bias) : std::nullopt,
-                      {shape.stride, shape.stride}, {shape.padding, shape.padding}, {1, 1}, shape.groups);
-  return Convolution::apply(x, weight, bias, at::Tensor(), at::Tensor(), shape, /*num_groups=*/int64_t{0},
-                            /*eps=*/0.0, /*silu=*/false);
+    return at::conv2d(x, weight, bias, {shape.stride, shape.stride}, {shape.padding, shape.padding}, {1, 1},
+                      shape.groups);
+  const std::optional<at::Tensor> no_norm;
+  return Convolution::apply(x, weight, bias, no_norm, no_norm, shape, /*num_groups=*/int64_t{0}, /*eps=*/0.0,
+                            /*silu=*/false);
 }
 
 at::Tensor group_norm_conv2d(const at::Tensor& x, const GroupNormLayer& norm, const at::Tensor& weight,
@@ -166,8 +169,9 @@ at::Tensor group_norm_conv2d(const at::Tensor& x, const GroupNormLayer& norm, co
   if (!is_kernel_dtype(x.scalar_type()) || x.numel() == 0)
     return conv2d(group_norm_silu(x, norm.num_groups, norm.weight, norm.bias, norm.eps, norm.silu), weight,
                   bias, shape, compute_dtype);
-  return Convolution::apply(x, weight.to(compute_dtype), cast_or_none(bias, compute_dtype), norm.weight,
-                            norm.bias, shape, norm.num_groups, norm.eps, norm.silu);
+  return Convolution::apply(x, weight.to(compute_dtype), cast_or_none(bias, compute_dtype),
+                            std::optional(norm.weight), std::optional(norm.bias), shape, norm.num_groups,
+                            norm.eps, norm.silu);
 }
 
 }  // namespace kiln::ops
