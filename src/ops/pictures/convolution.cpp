@@ -25,9 +25,10 @@ struct ConvolutionGrads {
   at::Tensor x, weight, bias;
 };
 
-// The gradients that are `wanted`. `x` (of `sizes`) may be undefined if those of weight and bias are not.
+// The gradients that are `wanted`. `x` (of `sizes` in `format`) may be undefined if those of weight and bias
+// are not.
 ConvolutionGrads convolution_grads(const at::Tensor& grad, const at::Tensor& x, at::IntArrayRef sizes,
-                                   const at::Tensor& weight, const at::Tensor& bias,
+                                   at::MemoryFormat format, const at::Tensor& weight, const at::Tensor& bias,
                                    const ConvolutionShape& shape, std::array<bool, 3> wanted) {
   ConvolutionGrads found;
   if (wanted[1] && has_conv_grad_weight(x, weight, shape)) {
@@ -43,9 +44,7 @@ ConvolutionGrads convolution_grads(const at::Tensor& grad, const at::Tensor& x, 
   const at::Tensor wide_grad = grad.to(dtype), wide_weight = weight.to(dtype);
   // Without the input, its gradient needs only the shape: the values are not read.
   const bool has_input = x.defined() && (wanted[1] || wanted[2] || stored == dtype);
-  const at::Tensor wide_x =
-      has_input ? x.to(dtype)
-                : at::empty(sizes, wide_grad.options(), convolution_format(x.defined() ? x : grad, weight));
+  const at::Tensor wide_x = has_input ? x.to(dtype) : at::empty(sizes, wide_grad.options(), format);
   const int64_t num_out[] = {weight.size(0)};
   const auto [grad_x, grad_weight, grad_bias] =
       at::convolution_backward(wide_grad, wide_x, wide_weight,
@@ -74,6 +73,7 @@ struct Convolution : torch::autograd::Function<Convolution> {
     const bool has_norm = norm_weight.has_value();
     ctx->saved_data["is_trained"] = is_trained;
     ctx->saved_data["sizes"] = x.sizes().vec();
+    ctx->saved_data["format"] = static_cast<int64_t>(convolution_format(x, weight));
     ctx->saved_data["shape"] = std::vector<int64_t>{shape.stride, shape.padding, shape.groups};
     ctx->saved_data["num_groups"] = num_groups;
     ctx->saved_data["eps"] = eps;
@@ -105,10 +105,11 @@ struct Convolution : torch::autograd::Function<Convolution> {
     const GroupNormLayer norm = norm_of(ctx, saved[3], saved[4]);
     at::Tensor input;
     if (is_trained) input = has_norm ? group_norm_forward(x, norm).out.to(weight.scalar_type()) : x;
-    const ConvolutionGrads found =
-        convolution_grads(grads[0], input, sizes, weight, bias, {shape[0], shape[1], shape[2]},
-                          {of_norm[0] || of_norm[1] || of_norm[2], ctx->needs_input_grad(1),
-                           bias.defined() && ctx->needs_input_grad(2)});
+    const ConvolutionGrads found = convolution_grads(
+        grads[0], input, sizes, static_cast<at::MemoryFormat>(ctx->saved_data["format"].toInt()), weight,
+        bias, {shape[0], shape[1], shape[2]},
+        {of_norm[0] || of_norm[1] || of_norm[2], ctx->needs_input_grad(1),
+         bias.defined() && ctx->needs_input_grad(2)});
     input.reset();
     const at::Tensor none;
     if (!has_norm || !found.x.defined())

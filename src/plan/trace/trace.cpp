@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "core/allocations.h"
 #include "core/aten.h"
@@ -112,6 +111,10 @@ int64_t num_micro_steps(const StepTrace& trace) {
   for (const Span& span : trace.spans)
     if (span.in_micro_step() && span.micro_step != std::exchange(last, span.micro_step)) count += span.times;
   return count;
+}
+
+bool updates_beside(const StepTrace& trace) {
+  return trace.options.compute.updates_beside() && trace.unit.placement.is_on_device();
 }
 
 BatchTensors dry_batch(const BatchOptions& options, const DataShape& data, int64_t rows,
