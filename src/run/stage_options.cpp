@@ -38,8 +38,9 @@ void set_data(StageOptions& stage, const nlohmann::json& stores) {
 
 const std::vector<std::string>& stage_option_names() {
   static const std::vector<std::string> names = words_in(
-      "data more-data data-weights autoencoder text image-size enlarge flip draw-posterior text-dropout- "
-      "prob lr lr-schedule lr-warmup-steps lr-warmup min-lr-ratio position-scale flow-shift micro-batch "
+      "data more-data data-weights autoencoder text image-size enlarge flip draw-posterior "
+      "text-dropout-prob lr lr-schedule lr-warmup-steps lr-warmup min-lr-ratio position-scale flow-shift "
+      "micro-batch "
       "recompute offload-activations validation-data");
   return names;
 }

@@ -124,10 +124,13 @@ double ratio_in_one_row_of_tiles(double width, double num_processors) {
 
 // Exception 2: a GPU's attention to captions keeps its result for backward, a CPU's to short captions does
 // not. In bf16 the projection behind it keeps the same tensor, in fp8 only its 8 bits. Returns the bytes of
-// these results of PixArt-Alpha, whose captions are short: (images x tokens, width) in bf16 in every block.
+// these results of PixArt: (images x tokens, width) in bf16 in every block.
 double kept_attention_results(const Run& run) {
-  const bool has_short_captions = run.model == "pixart" || run.model.starts_with("PixArt-Alpha");
-  if (!has_short_captions || run.dtype != at::kFloat8_e4m3fn) return 0;
+  const bool is_short = run.model == "pixart" || run.model.starts_with("PixArt-Alpha"),
+             is_long = run.model.starts_with("PixArt-Sigma");
+  // Only a CPU that multiplies in bf16 attends to long captions as a GPU does (ops/long_attention.h).
+  const bool is_ragged = is_short || (is_long && cpu_product_dtype(at::kBFloat16) != at::kBFloat16);
+  if (!is_ragged || run.dtype != at::kFloat8_e4m3fn) return 0;
   const DenoiserShape shape = build_denoiser(run.model, {}, {.outline = true})->shape();
   const double tokens = static_cast<double>(shape.input_size * shape.input_size) / 4;
   return 28 * kBatch * tokens * 1152 * 2;
