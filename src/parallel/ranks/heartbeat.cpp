@@ -188,12 +188,20 @@ std::string Heartbeat::Shared::look(Watch& watch, Silence silence) {
 std::string Heartbeat::Shared::describe_missing(int64_t number) {
   if (std::string failures = reported_failures(0, ranks.world_size); !failures.empty()) return failures;
   const std::vector<Beat> before = read_all();
-  std::this_thread::sleep_for(kLook * interval);
-  const std::vector<Beat> after = read_all();
+  std::vector<Beat> after;
+  const auto answers = [&](size_t rank) { return after[rank].beats != before[rank].beats; };
+  for (int look = 0; look < kLook; ++look) {
+    std::this_thread::sleep_for(interval);
+    after = read_all();
+    size_t there = 0;
+    for (size_t r = 0; r < after.size(); ++r)
+      there += static_cast<int64_t>(r) == ranks.rank || (answers(r) && after[r].collectives >= number);
+    if (there == after.size()) break;
+  }
   std::vector<std::string> missing;
   for (size_t r = 0; r < after.size(); ++r) {
     if (static_cast<int64_t>(r) == ranks.rank) continue;
-    if (after[r].beats == before[r].beats)
+    if (!answers(r))
       missing.push_back(fmt::format("rank {} no longer answers", r));
     else if (after[r].collectives < number)
       missing.push_back(fmt::format("rank {} has not come so far", r));

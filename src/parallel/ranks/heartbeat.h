@@ -44,7 +44,7 @@ class Heartbeat {
   void report_failure(const std::string& why);
   // Returns "; rank 2 no longer answers; rank 3 has not come so far" for ranks that keep collective `number`
   // waiting, "; rank 2 failed: ..." for one that reported it, and "" if every rank is alive and has begun it.
-  // Takes three intervals, six if nobody is missing at first, a few more if the rendezvous is cut off.
+  // Takes three intervals, two if nobody is missing, a few more if the rendezvous is cut off.
   std::string describe_missing(int64_t number);
   // Waits until done() is true and returns nothing, or until ranks are gone and returns who they are or what
   // they reported. That takes some eight intervals if all others wait too. Ranks that are only late are
