@@ -170,8 +170,11 @@ int run_command_line(CLI::App& app, int argc, char** argv) {
     fmt::print(stderr, "{}: {} ({} --help)\n", command, explain(app, error), command);
     return kWrongUsage;
   } catch (const std::exception& error) {
-    std::fflush(stdout);  // in a log too, the error is the last line
-    const std::string message = printable(message_of(error), "\n");  // it may name what is in a file
+    std::fflush(stdout);                                       // in a log too, the error is the last line
+    std::string message = printable(message_of(error), "\n");  // it may name what is in a file
+    // fmt says so of a standard output that takes no more.
+    if (constexpr std::string_view kOfFmt = "cannot write to file"; message.starts_with(kOfFmt))
+      message.replace(0, kOfFmt.size(), "cannot write the output");
     if (!tell_launcher(message)) fmt::print(stderr, "{}: {}\n", full_name(command_in(app)), message);
     return kFailed;
   }

@@ -108,9 +108,8 @@ class Runner:
         self.library = fork_server.library(program("kiln").parent, SOURCE)
         self.loaded = fork_server.LoadedProgram(str(program("kiln")), self.library)
 
-    def run(self, arguments, folder, environment=None, trial=None, ranks=1, counted=True, timeout=60):
-        """Returns the completed process, with a negative return code for a signal; one that takes longer raises TimeoutExpired.
-        A command of several ranks is started as a user starts it: a launcher starts the program itself again."""
+    def run(self, arguments, folder, environment=None, trial=None, counted=True, timeout=60):
+        """Returns the completed process, with a negative return code for a signal; one that takes longer raises TimeoutExpired."""
         for old in self.log.parent.iterdir():
             old.unlink()
         command = [str(program("kiln")), *map(str, arguments)]
@@ -119,18 +118,7 @@ class Runner:
             names |= {"KILN_IO_LOG": str(self.log)}
         if trial:
             names |= {"KILN_IO_FAULT": trial.variable()}
-        if ranks == 1:
-            return self.loaded.run(command, names, str(folder), timeout)
-        if counted:
-            names |= {"LD_PRELOAD": str(self.library)}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=names, cwd=folder, start_new_session=True)
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()  # its ranks end with it
-            process.communicate()
-            raise
-        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+        return self.loaded.run(command, names, str(folder), timeout)
 
     def places(self):
         """{place: uses} of the last run."""
@@ -159,20 +147,19 @@ def names_of(path):
     return (names | finals) - {"", "work"}
 
 
-def unclear(stderr, place, paths):
+def unclear(stderr, kind, paths):
     """What is wrong with the message of a command that ended; empty if it is clear."""
-    kind = place.kind
     lines = complaints(stderr)
     if not 1 <= len(lines) <= 3:
         return f"{len(lines)} lines say what is wrong"
-    if place.module == "-" and any(word in stderr for word in ("terminate called", "json.exception", "\x1b", "Traceback", "std::bad_alloc")):
+    if any(word in stderr for word in ("terminate called", "json.exception", "\x1b", "Traceback", "std::bad_alloc")):
         return "the message is not one for users"
     if kind == "memory":
         expected = {"memory"}
     elif kind.startswith("ring"):
         expected = {"--nvme-path"}
     elif kind in NETWORK or not any(paths) or paths[0].startswith(("socket:", "pipe:", "anon_inode:")):
-        expected = {"rank", "127.0.0.1", "http", "localhost"}
+        expected = {"rank", "127.0.0.1", "http", "localhost", "the output"}
     else:
         expected = {name for path in paths if path for name in names_of(path)} | {"--nvme-path"}
     return "" if any(name in stderr for name in expected) else f"the message names none of {', '.join(sorted(expected))}"
@@ -190,7 +177,7 @@ def try_fault(runner, command, trial, folder):
     """Runs a command (test_io_faults.py) with a fault, then again without if it ended, and compares what it leaves."""
     begin = time.monotonic()
     command.prepare(folder)
-    run = functools.partial(runner.run, command.arguments, folder, command.environment, ranks=command.ranks)
+    run = functools.partial(runner.run, command.arguments, folder, command.environment)
 
     def outcome(ending, problem=""):
         return Outcome(trial, ending, problem, time.monotonic() - begin)
@@ -203,12 +190,11 @@ def try_fault(runner, command, trial, folder):
     if fired is None:
         return outcome("did not come", "" if result.returncode == 0 else result.stderr[-500:])
     said = f"\n{result.stderr[-700:]}"
-    is_of_program = trial.place.module == "-"
-    if result.returncode not in (0, 1) and is_of_program:
+    if result.returncode not in (0, 1):
         return outcome("signal" if result.returncode < 0 else "refused", f"status {result.returncode}{said}")
     ending = "refused" if result.returncode else "went on"
     if result.returncode:
-        if problem := unclear(result.stderr, trial.place, fired):
+        if problem := unclear(result.stderr, trial.place.kind, fired):
             return outcome(ending, f"{problem} (failed: {' '.join(fired)}){said}")
         again = run(counted=False)
         if again.returncode != 0:

