@@ -18,8 +18,9 @@ namespace {
 
 thread_local bool runs_pieces = false;
 
-// Threads that help one caller at a time with its pieces.
-class Helpers {
+// Threads that help one caller at a time with its pieces. What different threads write lies on lines of the
+// cache of its own.
+class Helpers {  // NOLINT(clang-analyzer-optin.performance.Padding)
  public:
   // Starts as many as are missing. Returns how many there are: the system's limit on threads may stop it.
   uint32_t start(uint32_t wanted) {
