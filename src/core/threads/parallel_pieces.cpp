@@ -1,13 +1,15 @@
 #include "core/threads/parallel_pieces.h"
 
 #include <ATen/Parallel.h>
-#include <omp.h>
 
 #include <algorithm>
 
 #include "core/threads/pieces.h"
 
-extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);  // in LibTorch where it has MKL
+// LibTorch's OpenMP is GNU's, whatever compiles this; omp.h would be the compiler's. MKL is there where
+// LibTorch has it.
+extern "C" void omp_set_num_threads(int threads);
+extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);
 
 namespace kiln {
 namespace {
