@@ -29,6 +29,10 @@ constexpr int kLook = 3;
 
 // A rank without a beat for this many intervals, while others wait, is gone.
 constexpr int kSilence = 5;
+// One on another machine is gone after this many even where one that is stopped is waited for. If the link
+// was cut, that rank has ended by then, as it no longer reached the rendezvous, and TCP may take a minute to
+// say so.
+constexpr int kSilenceElsewhere = 30;
 // The key under which rank 0 says who is gone. The others only watch rank 0, so the load on the rendezvous
 // grows with the number of ranks, not with its square.
 constexpr const char* kGoneKey = "gone";
@@ -176,9 +180,11 @@ std::string Heartbeat::Shared::look(Watch& watch, Silence silence) {
     const Beat beat = read(rank);
     const int64_t before = std::exchange(watch.beats[r], beat.beats);
     if (watch.beats[r] != before) watch.changed[r] = now;
-    const bool is_silent = silence == Silence::kMeansGone && now - watch.changed[r] > kSilence * interval;
-    if (is_silent || (is_neighbour(rank) && process_has_ended(beat)))
-      silent.push_back(fmt::format("rank {} no longer answers", rank));
+    const auto silent_for = now - watch.changed[r];
+    const bool is_gone =
+        (silence == Silence::kMeansGone && silent_for > kSilence * interval) ||
+        (is_neighbour(rank) ? process_has_ended(beat) : silent_for > kSilenceElsewhere * interval);
+    if (is_gone) silent.push_back(fmt::format("rank {} no longer answers", rank));
   }
   std::string gone = failures + listed(silent);
   if (!gone.empty() && ranks.rank == 0) board->set(kGoneKey, gone);

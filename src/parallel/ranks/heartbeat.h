@@ -26,7 +26,8 @@ std::string failure_key_of(int64_t rank);
 // How a rank without a beat for a while counts for those that wait for it.
 enum class Silence {
   kMeansGone,    // it is stopped, dead or cut off: nothing else ends the wait
-  kIsWaitedFor,  // it may come back, unless its process is on this machine and has ended
+  kIsWaitedFor,  // it may come back, unless its process has ended (on this machine), or after half a minute
+                 // (elsewhere)
 };
 
 // A thread writes this rank's beats, collectives begun and process to the board. A process that is stopped,

@@ -139,6 +139,18 @@ TEST(Heartbeat, EndsAWaitForAProcessThatHasEnded) {
   }
 }
 
+// Nothing tells a machine that is cut off from one that is stopped, but the former's ranks do not come back.
+TEST(Heartbeat, EndsAWaitForAnotherMachine) {
+  const auto board = std::make_shared<MemoryBoard>();
+  constexpr milliseconds kShort(50);
+  Heartbeat first(board, rank_of(0, 2), kShort);
+  std::make_unique<Heartbeat>(board, rank_of(1, 2), kShort).reset();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(first.wait_until([] { return false; }, kForever, Silence::kIsWaitedFor),
+            "; rank 1 no longer answers");
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, 30 * kShort);
+}
+
 TEST(Heartbeat, WaitsForRanksThatAreLate) {
   const auto board = std::make_shared<MemoryBoard>();
   Heartbeat waiting(board, rank_of(0, 2), kInterval), late(board, rank_of(1, 2), kInterval);
