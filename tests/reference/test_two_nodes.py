@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import sys
 import pytest
 import yaml
 from conftest import REPOSITORY, program, run_command
+from interruptions import wait_until
 from test_ranks import command, free_port, losses
 
 NODES = REPOSITORY / "examples/two_nodes"
@@ -104,12 +104,14 @@ def test_kubernetes(tmp_path, tools, expected):
 
 def test_start_ranks_ends_as_its_ranks_end(tmp_path):
     fake = tmp_path / "kiln"
-    fake.write_text('#!/bin/sh\n[ "$1" = wait ] && { trap "kill \\$!; exit 0" TERM; sleep 60 & wait; }\nexit "$RANK"\n')
+    fake.write_text('#!/bin/sh\n[ "$1" = wait ] && { sleep 60 & trap "kill $!; exit 0" TERM; touch "$0.$RANK"; wait; }\nexit "$RANK"\n')
     fake.chmod(0o755)
     environment = os.environ | {"NODES": "2", "NODE_RANK": "1", "RANKS_PER_NODE": "2", "MASTER_ADDR": "a", "KILN": str(fake)}
     assert subprocess.run([NODES / "start_ranks.sh", "train"], env=environment).returncode == 3
-    stopped = f"{shlex.quote(str(NODES / 'start_ranks.sh'))} wait & sleep 1; kill -TERM $!; wait $!"
-    assert subprocess.run(["bash", "-c", stopped], env=environment, timeout=30).returncode == 0
+    with subprocess.Popen([NODES / "start_ranks.sh", "wait"], env=environment) as started:
+        wait_until(lambda: all((tmp_path / f"kiln.{rank}").exists() for rank in (2, 3)))
+        started.terminate()
+        assert started.wait(30) == 0
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
