@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <httplib.h>
 #include <openssl/crypto.h>
+#include <poll.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <optional>
 #include <semaphore>
 #include <thread>
@@ -25,7 +28,7 @@ using httplib::Request;
 using httplib::Response;
 using Handling = httplib::Server::HandlerResponse;
 
-constexpr size_t kMostBodyBytes = 16384, kMostTargetBytes = 512;
+constexpr size_t kMostHeaderBytes = 16384, kMostBodyBytes = 16384, kMostTargetBytes = 512;
 constexpr int kNumThreads = 24, kMostWaiting = 64, kMostFeeds = 16;
 constexpr const char* kText = "text/plain; charset=utf-8";
 
@@ -43,6 +46,63 @@ class BoundedPool : public httplib::ThreadPool {
 
  private:
   std::counting_semaphore<> places_{kMostWaiting};
+};
+
+// A connection, from which one request is read: so many bytes, within so long.
+class OneRequest : public httplib::Stream {
+ public:
+  explicit OneRequest(int socket) : socket_(socket) {}
+  bool is_readable() const override {
+    return left_ > 0 && waits_for(POLLIN, std::min(kPause, end_ - Clock::now()));
+  }
+  bool is_writable() const override { return waits_for(POLLOUT, kPause); }
+  ssize_t read(char* to, size_t size) override {
+    if (begin_ == size_) {
+      if (!is_readable()) return -1;
+      const ssize_t received = ::recv(socket_, buffer_.data(), std::min(buffer_.size(), left_), 0);
+      if (received <= 0) return received;
+      left_ -= static_cast<size_t>(received);
+      begin_ = 0;
+      size_ = static_cast<size_t>(received);
+    }
+    size = std::min(size, size_ - begin_);
+    std::copy_n(buffer_.data() + begin_, size, to);
+    begin_ += size;
+    return static_cast<ssize_t>(size);
+  }
+  ssize_t write(const char* from, size_t size) override {
+    return is_writable() ? ::send(socket_, from, size, MSG_NOSIGNAL) : -1;
+  }
+  void get_remote_ip_and_port(std::string&, int&) const override {}
+  void get_local_ip_and_port(std::string&, int&) const override {}
+  int socket() const override { return socket_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr Clock::duration kPause = std::chrono::seconds(5), kMostTime = std::chrono::seconds(10);
+
+  bool waits_for(short event, Clock::duration time) const {
+    pollfd waited{.fd = socket_, .events = event, .revents = 0};
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+    return ms > 0 && ::poll(&waited, 1, static_cast<int>(ms)) > 0;
+  }
+
+  const int socket_;
+  const Clock::time_point end_ = Clock::now() + kMostTime;
+  size_t left_ = kMostHeaderBytes + kMostBodyBytes, begin_ = 0, size_ = 0;
+  std::array<char, 4096> buffer_{};
+};
+
+// httplib waits five seconds for each byte of a header, of any length.
+class BoundedServer : public httplib::Server {
+  bool process_and_close_socket(int socket) override {
+    OneRequest request(socket);
+    bool is_closed = false;
+    const bool is_answered = process_request(request, /*close_connection=*/true, is_closed, nullptr);
+    ::shutdown(socket, SHUT_RDWR);
+    ::close(socket);
+    return is_answered;
+  }
 };
 
 // Takes as long for any text of this length.
@@ -84,10 +144,7 @@ void send_to(Response& response, const std::string& path) { response.set_redirec
 struct HttpServer::Impl {
   Impl(Site& served, int64_t wanted_port) : site(served) {
     server.new_task_queue = [] { return new BoundedPool; };
-    server.set_keep_alive_max_count(1);  // what is left of a refused request is never read as the next one
     server.set_payload_max_length(kMostBodyBytes);
-    server.set_read_timeout(5);
-    server.set_write_timeout(5);
     // Without httplib's SO_REUSEPORT, with which another process could listen on the same port.
     server.set_socket_options([](int socket) {
       const int yes = 1;
@@ -129,7 +186,8 @@ struct HttpServer::Impl {
            "free one",
            wanted_port);
     cookie = fmt::format("kiln-{}", port);
-    names = {fmt::format("127.0.0.1:{}", port), fmt::format("localhost:{}", port)};
+    const std::string of_port = port == 80 ? "" : fmt::format(":{}", port);  // as browsers name it
+    names = {"127.0.0.1" + of_port, "localhost" + of_port};
     listener = std::thread([this] { server.listen_after_bind(); });
     while (!server.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -147,6 +205,7 @@ struct HttpServer::Impl {
     const std::string host = request.get_header_value("Host"), origin = request.get_header_value("Origin");
     if (host != names[0] && host != names[1]) return no(421, "this server has another name");
     if (request.target.size() > kMostTargetBytes) return no(414, "the address is too long");
+    if (request.has_header("Range")) return no(416, "there are no ranges");
     if (request.method != "GET" && request.method != "POST") return no(405, "there are only GET and POST");
     if (request.method == "GET" && request.path == "/" && request.has_param("token")) {
       if (!is_same(request.get_param_value("token"), token)) return no(401, "this is not the token");
@@ -235,7 +294,7 @@ struct HttpServer::Impl {
   std::array<std::string, 2> names;
   int port = 0;
   std::atomic<int> num_feeds = 0;
-  httplib::Server server;
+  BoundedServer server;
   std::thread listener;
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <utility>
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
@@ -34,15 +35,16 @@ std::string state_of(const std::string& path) {
 LiveRun::LiveRun(std::string folder) : run_(unread_run(folder)), steps_(kMostLines) {}
 
 bool LiveRun::update() try {
-  problem_.clear();
+  const bool could_not_be_read = !std::exchange(problem_, "").empty();
   const bool has_new_lines = read_log();
-  return read_beside() || has_new_lines;
+  return read_beside() || has_new_lines || could_not_be_read;
 } catch (const std::exception& error) {
   problem_ = message_of(error);
   return true;
 }
 
 bool LiveRun::read_log() {
+  unread_ = 0;
   const std::string path = run_.folder + "/log.jsonl";
   if (!fs::is_regular_file(path)) return false;
   const RandomAccessFile file("serve", path);
@@ -60,24 +62,25 @@ bool LiveRun::read_log() {
   written_at_ = info.st_mtim.tv_sec;
   std::string text(static_cast<size_t>(std::min(kBytesAtOnce, file.size() - offset_)), '\0');
   file.read(offset_, std::as_writable_bytes(std::span(text)));
-  size_t begin = 0;
-  for (size_t end; (end = text.find('\n', begin)) != text.npos; begin = end + 1)
-    take_line(text.substr(begin, end - begin));
-  const bool is_too_long = begin == 0 && std::ssize(text) == kBytesAtOnce;
-  const int64_t taken = is_too_long ? kBytesAtOnce : static_cast<int64_t>(begin);
-  offset_ += taken;
+  const size_t end = text.rfind('\n') + 1;
+  const bool is_too_long = end == 0 && std::ssize(text) == kBytesAtOnce;
+  const int64_t taken = is_too_long ? kBytesAtOnce : static_cast<int64_t>(end);
+  offset_ += taken;  // whatever the lines are, they are taken once
+  for (size_t begin = 0; begin < end; begin = text.find('\n', begin) + 1)
+    take_line(text.substr(begin, text.find('\n', begin) - begin));
   // A line whose end is not written yet is left for the next time.
   unread_ = taken > 0 ? file.size() - offset_ : 0;
   if (taken > 0) run_.steps = steps_.lines();
   return taken > 0;
 }
 
-void LiveRun::take_line(const std::string& text) {
+void LiveRun::take_line(const std::string& text) try {
   nlohmann::json line = json_or_discarded("serve", text, "log.jsonl");
   if (!line.is_object()) return;
   count_line(line, run_);
   if (line.contains("event")) run_.log.push_back(line);
   if (line.contains("loss")) steps_.add(std::move(line));
+} catch (const Error&) {  // it is beyond the limits of JSON, and passed over as other lines are that are none
 }
 
 std::string LiveRun::state_beside() const {

@@ -126,7 +126,10 @@ void Playground::draw(Drawing drawing, const std::vector<std::string>& options) 
   const std::string what = drawing.text;
   try {
     const int status = run_sample(options, base + ".errors");
-    if (status != 0) fail("serve", "{}", last_words(base + ".errors"));
+    if (status != 0) {
+      const std::string words = last_words(base + ".errors");
+      fail("serve", "{}", words.empty() ? "kiln sample ended without a message: was memory short?" : words);
+    }
     drawing.png =
         std::make_shared<const std::string>(read_input("serve", base + "/grid.png", kMostGridBytes));
   } catch (const std::exception& error) {

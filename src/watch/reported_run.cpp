@@ -131,8 +131,9 @@ ReportedRun unread_run(const std::string& folder) {
 void count_line(const Json& line, ReportedRun& run) {
   if (line.value("event", Json()) == "evaluation" && line.contains("metrics"))
     run.in_training.push_back(line);
-  if (!line.contains("loss")) return;
-  run.last_step = count_of(line, "step");
+  const int64_t step = count_of(line, "step");
+  if (!line.contains("loss") || step < run.last_step) return;  // a checkpoint may be newer than this line
+  run.last_step = step;
   run.images = count_of(line, "images_seen");
   if (const double seconds = number(line, "train_seconds"); std::isfinite(seconds)) run.seconds = seconds;
 }

@@ -41,7 +41,7 @@ class RequestsFolder {
     const int file = ::openat(fd_, request, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     return file >= 0 && ::close(file) == 0;
   }
-  bool remove(const char* request) const { return ::unlinkat(fd_, request, 0) == 0; }
+  bool remove(const char* request) const { return !is_open() || ::unlinkat(fd_, request, 0) == 0; }
 
  private:
   int fd_;

@@ -23,7 +23,7 @@ void merge_means(Json& mean, int64_t count, const Json& more, int64_t num_more, 
   } else if (mean.is_object() && more.is_object()) {
     for (const auto& [key, value] : more.items())
       if (Json& of_mean = mean[key]; key != kLowest && key != kHighest)
-        merge_means(of_mean, count, value, num_more, key.starts_with("peak_"));
+        merge_means(of_mean, count, value, num_more, key.starts_with("peak_") && key.ends_with("_bytes"));
   } else if (mean.is_array() && more.is_array() && mean.size() == more.size()) {
     for (size_t i = 0; i < mean.size(); ++i) merge_means(mean[i], count, more[i], num_more);
   } else if (!more.is_null()) {

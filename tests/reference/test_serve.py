@@ -1,5 +1,6 @@
 """kiln serve: pages that grow with their runs, requests to a run, the playground, and what a stranger can do: nothing."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -371,6 +372,13 @@ def test_what_is_too_much_is_refused(run):
     with Served(run) as served:
         assert served.ask("POST", "/0/draw", "x" * 20000)[0] == 413
         assert served.ask("GET", "/" + "a" * 2000)[0] == 414
+        assert served.ask("GET", "/0/", Range="bytes=0-99999999")[0] == 416
+        for endless in (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20000, b"GET / HTTP/1.1\r\na: " + b"b" * 100000):
+            with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection, contextlib.suppress(ConnectionError):
+                connection.sendall(endless)
+                assert re.match(rb"$|HTTP/1.1 4", connection.recv(4096)), "it is refused, or the connection is cut"
+        slow = socket.create_connection(("127.0.0.1", served.port))  # it does not keep the server from ending, either
+        slow.sendall(b"GET / HTTP/1.1\r\n")
         head = f"Host: 127.0.0.1:{served.port}\r\nX-Kiln-Token: {served.token}\r\n"
         feeds = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(16)]
         for feed in feeds:
@@ -383,6 +391,7 @@ def test_what_is_too_much_is_refused(run):
         for garbage in (b"\0\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET /\r\n\r\n"):
             assert served.raw(garbage + b"\r\n\r\n") in (0, 400, 421), garbage
         assert served.ask("GET", "/0/")[0] == 200, "it goes on"
+    slow.close()
 
 
 def test_a_hostile_page_in_another_tab_can_do_nothing(tmp_path, browser):

@@ -56,6 +56,26 @@ TEST_F(LiveRuns, ReadsALogThatWasWrittenAnew) {
   EXPECT_EQ(live_.run().last_step, 2);
 }
 
+TEST_F(LiveRuns, TakesEachLineOnceWhateverItIs) {
+  add_steps(1, 2);
+  add(std::string(100, '[') + "\n{\"event\":\"checkpoint\",\"step\":2}\n");
+  EXPECT_TRUE(live_.update());
+  add_steps(3, 3);
+  EXPECT_TRUE(live_.update());
+  EXPECT_FALSE(live_.update());
+  EXPECT_EQ(live_.run().steps.size(), 3u);
+  EXPECT_EQ(live_.run().log.size(), 1u);
+}
+
+TEST_F(LiveRuns, DoNotWaitForALogThatIsGone) {
+  add_steps(1, 20000);
+  EXPECT_TRUE(live_.update());
+  EXPECT_TRUE(live_.has_more());
+  fs::remove(folder_ / "log.jsonl");
+  live_.update();
+  EXPECT_FALSE(live_.has_more());
+}
+
 TEST_F(LiveRuns, PassesOverALineWithoutAnEnd) {
   add(std::string((9 << 20) + 5, 'x'));
   add_steps(1, 2);
