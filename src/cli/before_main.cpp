@@ -1,6 +1,8 @@
 // What is settled before main().
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <string_view>
 
 #include "cli/ready_texts.h"
@@ -28,12 +30,14 @@ bool asks_for(std::string_view words, char** given) {
   return words.empty();
 }
 
-void print(std::string_view text) {
+// Returns false if the text could not be written.
+bool print(int to, std::string_view text) {
   while (!text.empty()) {
-    const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
-    if (written < 0) return;
-    text.remove_prefix(static_cast<size_t>(written));
+    const ssize_t written = write(to, text.data(), text.size());
+    if (written < 0 && errno != EINTR) return false;
+    text.remove_prefix(static_cast<size_t>(std::max<ssize_t>(written, 0)));
   }
+  return true;
 }
 
 // Prints a text that was asked for and ends the process, before libraries are initialised. KILN_CPU may be
@@ -44,8 +48,9 @@ void print_ready_text(int, char** arguments, char** environment) {
     if (std::string_view(*environment).starts_with("KILN_CPU=")) return;
   for (const kiln::cli::ReadyText* ready = kiln::cli::kReadyTexts; ready->text != nullptr; ++ready)
     if (asks_for(ready->arguments, arguments + 1)) {
-      print(ready->text);
-      _exit(0);
+      if (print(STDOUT_FILENO, ready->text)) _exit(0);
+      print(STDERR_FILENO, "kiln: cannot write the output\n");
+      _exit(1);
     }
 }
 

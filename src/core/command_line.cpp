@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -178,7 +179,9 @@ int run_command_line(CLI::App& app, int argc, char** argv) {
     if (!tell_launcher(message)) fmt::print(stderr, "{}: {}\n", full_name(command_in(app)), message);
     return kFailed;
   }
-  return 0;
+  if (std::fflush(stdout) == 0) return 0;
+  fmt::print(stderr, "{}: cannot write the output: {}\n", full_name(command_in(app)), std::strerror(errno));
+  return kFailed;
 }
 
 }  // namespace kiln

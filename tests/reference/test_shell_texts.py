@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import run_program, succeed
+from conftest import program, run_program, succeed
 
 
 def commands():
@@ -75,6 +75,13 @@ def test_fish_offers_what_bash_does(tmp_path):
 def test_another_shell_is_refused(kiln):
     result = kiln("completion", "tcsh")
     assert result.returncode == 1 and result.stderr == 'kiln completion: expected bash, zsh or fish, got "tcsh"\n'
+
+
+@pytest.mark.parametrize("command", [["man"], ["--help"], ["models", "--json"]])
+def test_a_text_that_cannot_be_written_is_an_error(command):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([program("kiln"), *command], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1 and re.fullmatch(r"kiln.*: cannot write the output.*\n", result.stderr), result.stderr
 
 
 def test_the_page_for_man_has_every_option(tmp_path):
