@@ -101,6 +101,7 @@ struct EpilogueProductArgs {
 struct ProductChoice {
   EpilogueProduct product;
   Dtype dtype;
+  bool has_bias;
   size_t m, n, k;
   int alignments[3];  // of right, left and result, in bytes
   size_t workspace_bytes;

@@ -46,11 +46,18 @@ nlohmann::json json_of(const KeptChoice& kept) {
           {"product", ops::kEpilogueProductNames[static_cast<size_t>(of.product)]},
           {"dtype", dtype_name(of.dtype)},
           {"shape", {of.m, of.n, of.k}},
+          {"bias", of.has_bias},
           {"alignments", {of.alignments[0], of.alignments[1], of.alignments[2]}},
           {"workspace_bytes", of.workspace_bytes},
           {"algorithm", words_text(of.algorithm)},
           {"us", of.microseconds},
           {"first_us", of.first_microseconds}};
+}
+
+Dtype dtype_of(const std::string& file, const std::string& name) try {
+  return parse_dtype(name);
+} catch (const Error& error) {
+  fail("train", "{}: {}; remove the file to time the products again", file, message_of(error));
 }
 
 KeptChoice kept_choice(const std::string& file, const nlohmann::json& json) {
@@ -59,17 +66,21 @@ KeptChoice kept_choice(const std::string& file, const nlohmann::json& json) {
              alignments = config.require<std::vector<int64_t>>("alignments");
   KeptChoice kept{.gpu = config.require<std::string>("gpu"), .cublaslt = config.require<int64_t>("cublaslt")};
   const auto product = std::ranges::find(ops::kEpilogueProductNames, config.require<std::string>("product"));
+  const auto workspace_bytes = config.require<int64_t>("workspace_bytes");
+  const auto is_negative = [](int64_t value) { return value < 0; };
   if (product == std::end(ops::kEpilogueProductNames) || shape.size() != 3 || alignments.size() != 3 ||
-      !parse_words(config.require<std::string>("algorithm"), kept.choice.algorithm))
+      std::ranges::any_of(shape, is_negative) || std::ranges::any_of(alignments, is_negative) ||
+      workspace_bytes < 0 || !parse_words(config.require<std::string>("algorithm"), kept.choice.algorithm))
     fail("train", "{} holds no choice of an algorithm: {}; remove the file to time the products again", file,
          json.dump());
   kept.choice.product = static_cast<ops::EpilogueProduct>(product - std::begin(ops::kEpilogueProductNames));
-  kept.choice.dtype = parse_dtype(config.require<std::string>("dtype"));
+  kept.choice.dtype = dtype_of(file, config.require<std::string>("dtype"));
+  kept.choice.has_bias = config.require<bool>("bias");
   kept.choice.m = static_cast<size_t>(shape[0]);
   kept.choice.n = static_cast<size_t>(shape[1]);
   kept.choice.k = static_cast<size_t>(shape[2]);
   for (size_t i = 0; i < 3; ++i) kept.choice.alignments[i] = static_cast<int>(alignments[i]);
-  kept.choice.workspace_bytes = static_cast<size_t>(config.require<int64_t>("workspace_bytes"));
+  kept.choice.workspace_bytes = static_cast<size_t>(workspace_bytes);
   kept.choice.microseconds = static_cast<float>(config.require<double>("us"));
   kept.choice.first_microseconds = static_cast<float>(config.require<double>("first_us"));
   return kept;
@@ -106,7 +117,13 @@ ProductChoices::ProductChoices(const std::string& folder, int64_t rank, at::Devi
   ops::cuda::take_epilogue_algorithm(ops::cuda::kFastestEpilogueAlgorithm);
 }
 
-ProductChoices::~ProductChoices() { ops::cuda::take_epilogue_algorithm(0); }
+ProductChoices::~ProductChoices() {
+  ops::cuda::take_epilogue_algorithm(0);
+  try {
+    keep();
+  } catch (const std::exception&) {  // a run that goes on times them again
+  }
+}
 
 void ProductChoices::keep() {
   const std::vector<ProductChoice> mine = ops::cuda::product_choices();

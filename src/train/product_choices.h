@@ -30,7 +30,8 @@ class ProductChoices {
   ~ProductChoices();
   ProductChoices(const ProductChoices&) = delete;
 
-  // Writes choices that came since the last call, if there are any. Call it after each step.
+  // Writes choices that came since the last call, if there are any. Call it after each step; those of
+  // validation and grids come with the next one, or at the end.
   void keep();
 
  private:

@@ -166,6 +166,7 @@ TEST(ProductChoices, ComeBackFromTheirFile) {
   KeptChoice kept{.gpu = "NVIDIA H200", .cublaslt = 130100, .choice = {}};
   kept.choice = {.product = ops::EpilogueProduct::kGradRows,
                  .dtype = Dtype::kBF16,
+                 .has_bias = true,
                  .m = 1152,
                  .n = 8192,
                  .k = 4608,
@@ -194,6 +195,8 @@ TEST(ProductChoices, ADamagedFileIsNamed) {
   for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"algorithm", "12"},
                                    {"product", "sum"},
                                    {"shape", {1, 2}},
+                                   {"shape", {1, -2, 3}},
+                                   {"dtype", "BF17"},
                                    {"gpu", nullptr}}) {
     const nlohmann::json before = std::exchange(file["choices"][0][key], value);
     EXPECT_THAT(reads, testing::ThrowsMessage<Error>(testing::HasSubstr("run/gpu-products-0.json"))) << key;
