@@ -269,6 +269,8 @@ void plan_all_stages(const PlanArguments& arguments) {
 
 void run(const CLI::App& command, const PlanArguments& arguments) {
   if (!arguments.table.empty()) {
+    if (arguments.options.train.chooses_micro_batch())
+      fail("plan", "--table plans what is given: give a --micro-batch");
     TableOptions table{.plan = arguments.options, .given = arguments.given};
     if (command.count("--gpu") > 0 || command.count("--gpu-memory") > 0) table.given.insert("gpu");
     fmt::print("{}", markdown_table(arguments.table, table));

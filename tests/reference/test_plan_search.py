@@ -243,11 +243,20 @@ def test_a_gpus_step_by_kinds_of_operations():
         assert memory[column] == f"{plan['needed_bytes'] / 2**30:.1f} GiB"
         assert abs(sum(float(row[column]) for row in kinds) - float(total[column])) < 0.5
     before, after = ({row[0].split(":")[0]: float(row[column]) for row in kinds} for column in (2, 3))
-    assert after["update"] < before["update"] and after["products"] < before["products"] and after["GELU again"] == 0
+    assert after["update"] < before["update"] and after["products"] < before["products"] and "GELU apart from products" in before and after["GELU apart from products"] == 0
     # Attention packs its own gradients, and a block's last residual is added in the pass of the next norm.
     for kind in ("attention, its gradients packed", "adaLN and gates, forward", "adaLN and gates, backward"):
         assert after[kind] < before[kind]
+    for more in (["--autoencoder", "sd-vae-ft-mse"], ["--offload-optimizer", "cpu"], ["--model", "PixArt-Sigma-XL/2-512"]):
+        _, _, *rows = rows_of("gpu-step", *more)
+        kinds, (total, images) = rows[:-4], rows[-4:-2]
+        model = [] if "--model" in more else ["--model", "DiT-XL/2"]
+        plan = read_json("plan", *model, "--gpu", "H200", "--compute-dtype", "bf16", "--global-batch", 32, *more)["predicted"]
+        assert abs(sum(float(row[2]) for row in kinds) - float(total[2])) < 0.5 and images[2] == f"{plan['images_per_s']:.0f}", more
     assert_fails("--table gpu-step is about a GPU, got --gpu cpu", "plan", "--table", "gpu-step", "--gpu", "cpu")
+    assert_fails("--global-batch", "plan", "--table", "gpu-step", "--global-batch", 0)
+    assert_fails("not in fp8", "plan", "--table", "gpu-step", "--gpu", "A100-80G", "--compute-dtype", "fp8")
+    assert_fails("give a --micro-batch", "plan", "--table", "gpus", "--micro-batch", -1, "--memory-budget", "40G")
 
 
 def test_pictures_can_be_encoded_in_a_plan():

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <list>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/units.h"
@@ -15,25 +17,29 @@ namespace kiln {
 namespace {
 
 // The rows, in order.
-constexpr std::array<const char*, 9> kStepRows = {"products",
-                                                  "attention, its gradients packed",
-                                                  "adaLN and gates, forward",
-                                                  "adaLN and gates, backward",
-                                                  "GELU again",
-                                                  "products of one row a picture (adaLN's modulation)",
-                                                  "update: optimizer, averages, cast",
-                                                  "norm of the gradients",
-                                                  "all else: embedding, loss, copies"};
+constexpr std::array<const char*, 11> kStepRows = {"products",
+                                                   "attention, its gradients packed",
+                                                   "adaLN and gates, forward",
+                                                   "adaLN and gates, backward",
+                                                   "GELU apart from products",
+                                                   "convolutions, group norms",
+                                                   "products of one row a picture (adaLN's modulation)",
+                                                   "update: optimizer, averages, cast",
+                                                   "norm of the gradients",
+                                                   "all else: embedding, loss, copies",
+                                                   "encoding, transfers"};
 enum StepRow {
   kRowProducts,
   kRowAttention,
   kRowForwardRows,
   kRowBackwardRows,
   kRowGelu,
+  kRowConvolutions,
   kRowFewRows,
   kRowUpdate,
   kRowNorm,
-  kRowElse
+  kRowElse,
+  kRowTransfers
 };
 
 StepRow row_of(const Span& span, const OpRecord& op, int64_t pictures) {
@@ -45,6 +51,7 @@ StepRow row_of(const Span& span, const OpRecord& op, int64_t pictures) {
     const int64_t rows = has("grad_weight") ? op.k : op.m;
     return rows <= pictures ? kRowFewRows : kRowProducts;
   }
+  if (op.op_class == OpClass::kConvolution || has("group_norm")) return kRowConvolutions;
   if (has("gelu")) return kRowGelu;
   if (has("adaln") || has("gated_residual") || has("layer_norm"))
     return has("backward") ? kRowBackwardRows : kRowForwardRows;
@@ -60,18 +67,25 @@ struct StepColumn {
 
 StepColumn column_of(PlanOptions options, bool with_choices) {
   options.train.memory.keep_gelu = options.train.compute.untried_gpu = with_choices;
-  const DataOutlook data = read_data_outlook(options);
-  StepColumn column;
   const MachineProfile machine = planned_machine(options);
-  const StepTrace trace = trace_step(options.train, data.shape, machine.device);
+  check_plan(options, machine);
+  StepColumn column;
+  std::list<StepTrace> traces;  // the last one is that of the step's time
+  column.plan = plan_traced(options, machine, read_data_outlook(options),
+                            [&](const DataShape& shape) -> const StepTrace& {
+                              return traces.emplace_back(trace_step(options.train, shape, machine.device));
+                            });
+  const StepTrace& trace = traces.back();
   for (const Span& span : trace.spans)
     for (const OpRecord& op : span.ops) {
+      if (span.phase == StepPhase::kOffload) continue;
       const StepRow row = row_of(span, op, rows_of_walk(options.train, /*world_size=*/1));
       column.seconds[row] += static_cast<double>(span.times) * price(op, machine, options.train.compute);
       column.number[row] += span.times;
     }
-  column.plan = compose_plan(options, machine, data, trace);
   column.seconds[kRowUpdate] = column.plan.phase_s[static_cast<size_t>(StepPhase::kOptimizer)];
+  column.seconds[kRowTransfers] =
+      column.plan.step_s - std::accumulate(column.seconds.begin(), column.seconds.end(), 0.0);
   column.share_of_peak = trace.flops_per_image * column.plan.images_per_s /
                          machine.peak_flops.at(options.train.compute.product_dtype());
   return column;
@@ -97,9 +111,11 @@ std::string gpu_step_table(const TableOptions& table) {
   const auto row = [&](const char* name, const std::string& number, const auto& cell) {
     text += fmt::format("| {} | {} | {} | {} |\n", name, number, cell(columns[0]), cell(columns[1]));
   };
+  constexpr double kShown = 0.05e-3;  // seconds: what is not 0.0 ms
   for (size_t kind = 0; kind < kStepRows.size(); ++kind)
-    row(kStepRows[kind], std::to_string(columns[0].number[kind]),
-        [&](const StepColumn& column) { return fmt::format("{:.1f}", 1e3 * column.seconds[kind]); });
+    if (std::max(columns[0].seconds[kind], columns[1].seconds[kind]) >= kShown)
+      row(kStepRows[kind], columns[0].number[kind] > 0 ? std::to_string(columns[0].number[kind]) : "",
+          [&](const StepColumn& column) { return fmt::format("{:.1f}", 1e3 * column.seconds[kind]); });
   row("**sum**", "",
       [](const StepColumn& column) { return fmt::format("{:.1f}", 1e3 * column.plan.step_s); });
   row("images/s", "",
