@@ -225,7 +225,7 @@ StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const 
       trace.ranks_per_node != sharding.ranks_per_node)
     throw std::logic_error("the time of a rank from the trace of another");
   StepTime time;
-  const std::vector<std::vector<double>> seconds = op_seconds(trace, machine, sharding);
+  std::vector<std::vector<double>> seconds = op_seconds(trace, machine, sharding);
   for (size_t i = 0; i < seconds.size(); ++i)
     time.by_phase[static_cast<size_t>(trace.spans[i].phase)] +=
         std::accumulate(seconds[i].begin(), seconds[i].end(), 0.0) *
@@ -234,8 +234,14 @@ StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const 
     time.host_s = host_update(trace, machine, sharding);
     time.by_phase[static_cast<size_t>(StepPhase::kOptimizer)] = time.host_s;
   }
-  if (updates_beside(trace))
-    time.by_phase[static_cast<size_t>(StepPhase::kOptimizer)] = update_beside(trace, seconds, machine);
+  if (updates_beside(trace)) {
+    double& update_s = time.by_phase[static_cast<size_t>(StepPhase::kOptimizer)];
+    const double share = update_beside(trace, seconds, machine) / std::max(update_s, 1e-12);
+    update_s *= share;
+    for (size_t i = 0; i < seconds.size(); ++i)  // communication hides behind no more than that
+      if (trace.spans[i].phase == StepPhase::kOptimizer)
+        for (double& of_op : seconds[i]) of_op *= share;
+  }
   if (sharding.gpus > 1) {
     const Links links(machine, sharding.gpus);
     StepClock clock(trace, seconds, links);
