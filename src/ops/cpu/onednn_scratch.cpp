@@ -133,7 +133,9 @@ ProductPieces product_pieces(Product product, at::ScalarType dtype, int64_t m, i
   if (threads == 1 || !is_divisible(product, dtype, m, n, k)) return {};
   int64_t count = 1;
   while (2 * count <= kMost && side >= 2 * count * kLeastSide && m * n * k >= 2 * count * least) count *= 2;
-  if (count < 2 * threads) return {};
+  // Without instructions for bf16, oneDNN divides the inner product among three threads and more: other bits.
+  const bool keeps_bits = dtype == at::kBFloat16 && cpu_level() == CpuLevel::kAvx512;
+  if (count == 1 || (count < 2 * threads && !keeps_bits)) return {};
   const int64_t size = round_up(at::divup(side, count), kStep);
   return {.count = at::divup(side, size), .size = size, .of_rows = m >= n};
 }
