@@ -712,7 +712,7 @@ UNTRIED = "--untried-gpu"
 
 
 def untried_lines(session):
-    """In f32 --untried-gpu moves the update alone, and the bits stay. In bf16 products are timed: a run that is killed and
+    """In f32 --untried-gpu times no products, and the bits stay. In bf16 products are timed: a run that is killed and
     resumed gives the bits of one that was not, if both begin with the same choices."""
     if session.rehearses:
         return f"{gtests(session, 'TimedProducts.*')['tests']} tests passed on the emulation", None
