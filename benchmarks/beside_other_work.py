@@ -1,16 +1,18 @@
 """What Kiln keeps of its speed beside another program: images/s of training alone, beside a busy loop of one thread per
 processor, and beside the same loop with the lowest priority. Prints Markdown.
 
-    python benchmarks/beside_other_work.py [--kiln build/kiln] [--before OTHER_KILN] [--rounds 5] [--model small DiT-S/2]
+    python benchmarks/beside_other_work.py [--kiln build/kiln] [--before OTHER_KILN] [--rounds 5] [--model small DiT-S/2 PixArt U-Net]
+                                           [--only-alone]
 
-With --before, both programs take turns, so that the machine is the same for both. Losses say whether all runs computed the same
-bits. Nothing else should run on the machine.
+With --before, both programs take turns, so that the machine is the same for both; --only-alone tells then whether a change made
+training slower. Losses say whether all runs computed the same bits. Nothing else should run on the machine.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import tempfile
@@ -21,6 +23,10 @@ GOALS = {"alone": 1.0, "beside a niced loop": 0.60, "beside an equal loop": 0.45
 MODELS = {
     "small": "--model dit --hidden-size 192 --depth 4 --num-heads 4 --patch-size 2 --image-size 128 --global-batch 16 --max-steps 60",
     "DiT-S/2": "--model DiT-S/2 --image-size 256 --global-batch 16 --max-steps 10",
+    "PixArt": """--model pixart --model-config '{"caption_channels": 384, "model_max_length": 120}' --objective epsilon --patch-size 2
+                 --hidden-size 384 --depth 12 --num-heads 6 --image-size 512 --global-batch 8 --max-steps 8""",
+    "U-Net": """--model unet2d_condition --model-config '{"block_out_channels": [160, 320, 640, 640], "cross_attention_dim": 768,
+                "attention_head_dim": 8}' --objective epsilon --image-size 256 --global-batch 4 --max-steps 8""",
 }
 WARM_UP = 3  # steps
 
@@ -41,7 +47,7 @@ def busy_loops(words):
 def train(kiln, model, dtype):
     """Images/s over all steps after the warm-up, and the losses."""
     with tempfile.TemporaryDirectory() as out:
-        command = [kiln, "train", *MODELS[model].split(), "--data", "synthetic", "--compute-dtype", dtype, "--device", "cpu", "--log-every", "1",
+        command = [kiln, "train", *shlex.split(MODELS[model]), "--data", "synthetic", "--compute-dtype", dtype, "--device", "cpu", "--log-every", "1",
                    "--no-tensorboard", "--no-preflight", "--peak-tflops", "1", "--checkpoint-every", "0", "--out", out]
         subprocess.run(command, check=True, capture_output=True)
         steps = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
@@ -51,10 +57,11 @@ def train(kiln, model, dtype):
 
 
 def measure(programs, model, arguments):
-    speeds = {(name, beside): [] for name in programs for beside in BESIDE}
+    states = {name: words for name, words in BESIDE.items() if name == "alone" or not arguments.only_alone}
+    speeds = {(name, beside): [] for name in programs for beside in states}
     losses = {name: set() for name in programs}
     for _ in range(arguments.rounds):
-        for beside, words in BESIDE.items():
+        for beside, words in states.items():
             for name, kiln in programs.items():
                 with busy_loops(words):
                     speed, loss = train(kiln, model, arguments.dtype)
@@ -64,7 +71,7 @@ def measure(programs, model, arguments):
     print(f"\n{model}, {arguments.dtype}, {len(os.sched_getaffinity(0))} processors; medians of {arguments.rounds} rounds\n")
     print(f"| | {' | '.join(f'{name}, images/s | of its speed alone' for name in programs)} | goal |")
     print("|---|" + "---|---|" * len(programs) + "---|")
-    for beside in BESIDE:
+    for beside in states:
         cells = [f"{medians[name, beside]:.1f} | {medians[name, beside] / medians[name, 'alone']:.2f}" for name in programs]
         print(f"| {beside} | {' | '.join(cells)} | {GOALS[beside]:.2f} |")
     same = [f"{name}: {'the same' if len(of) == 1 else f'{len(of)} kinds of'} losses in all runs" for name, of in losses.items()]
@@ -82,6 +89,7 @@ def main():
     parser.add_argument("--before", help="a program to compare with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--only-alone", action="store_true", help="leave out the busy loops")
     parser.add_argument("--dtype", default="bf16", choices=["f32", "bf16"])
     arguments = parser.parse_args()
     programs = {"Kiln": arguments.kiln} | ({"before": arguments.before} if arguments.before else {})
