@@ -7,11 +7,13 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <thread>
 
 #include "core/threads/pieces.h"
 #include "core/threads/waiting.h"
@@ -51,8 +53,10 @@ thread_local int max_threads = 0;  // of regions that this thread begins; 0: as 
 
 // Those that the process may run on.
 int num_processors() {
-  cpu_set_t own;
-  return sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
+  std::array<cpu_set_t, 16> own;  // one is of 1,024 processors
+  return sched_getaffinity(0, sizeof own, own.data()) == 0
+             ? CPU_COUNT_S(sizeof own, own.data())
+             : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 int initial_threads() {

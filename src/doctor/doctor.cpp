@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
@@ -71,7 +72,7 @@ MachineFinding instructions() {
 MachineFinding threads(const fs::path& root) {
   const int64_t own = num_own_cpus(root.string()), all = ::sysconf(_SC_NPROCESSORS_ONLN);
   const double quota = cpu_quota(root.string()).value_or(static_cast<double>(all));
-  const bool is_limited = quota < static_cast<double>(all);
+  const bool is_limited = quota < static_cast<double>(all) && std::ceil(quota) <= static_cast<double>(own);
   MachineFinding found{
       "threads",
       fmt::format("{} of {} processors", own, all),

@@ -37,7 +37,7 @@ Json operations_json(const std::vector<OpRecord>& ops, const MachineRates& rates
     Row& row = rows[operation_name(op)];
     ++row.num;
     row.seconds += op.seconds;
-    row.bound_s += bound_of(op, rates);
+    row.bound_s += std::min(bound_of(op, rates), op.seconds);  // its bytes may lie in a cache
     all += op.seconds;
   }
   std::vector<std::pair<std::string, Row>> sorted(rows.begin(), rows.end());

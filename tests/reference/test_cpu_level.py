@@ -4,7 +4,7 @@ import os
 import re
 
 import pytest
-from conftest import program, run_program
+from conftest import run_program
 
 LEVELS = ["avx2", "avx512", "avx512_bf16", "amx"]
 PROBE = ["probe", "--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3, "--patch-size", 4, "--data", "synthetic", "--image-size", 32,

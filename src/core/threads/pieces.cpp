@@ -152,6 +152,7 @@ void run_pieces(int64_t count, int64_t threads, PieceWork work) {
 
 bool run_together(int64_t threads, PieceWork work) {
   if (runs_pieces) return false;
+  if (threads == 1) return work(0), true;
   const LentHelpers helpers;
   if (helpers->start(static_cast<uint32_t>(threads - 1)) < threads - 1)
     throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again),
