@@ -5,8 +5,8 @@
 set -eu
 : "${NODES:?}" "${NODE_RANK:?}" "${RANKS_PER_NODE:?}" "${MASTER_ADDR:?}"
 export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}" WORLD_SIZE=$((NODES * RANKS_PER_NODE)) LOCAL_WORLD_SIZE="$RANKS_PER_NODE"
-processes=""
-trap 'kill -TERM $processes 2>/dev/null || :' TERM INT
+processes="" interrupted=no
+trap 'interrupted=yes; kill -TERM $processes 2>/dev/null || :' TERM INT
 number=0
 while [ "$number" -lt "$RANKS_PER_NODE" ]; do
   RANK=$((NODE_RANK * RANKS_PER_NODE + number)) LOCAL_RANK=$number "${KILN:-kiln}" "$@" &
@@ -15,12 +15,14 @@ while [ "$number" -lt "$RANKS_PER_NODE" ]; do
 done
 status=0
 for process in $processes; do
-  ended=no
-  while [ $ended = no ]; do
-    code=0
+  # A signal ends `wait`, but not the process. 127: it had ended before, when the signal came.
+  before=127
+  while :; do
+    interrupted=no code=0
     wait "$process" || code=$?
-    # A signal ends `wait`, but not the process.
-    if [ $code = 0 ] || ! kill -0 "$process" 2>/dev/null; then ended=yes; fi
+    [ $code != 127 ] || code=$before
+    [ $interrupted = yes ] || break
+    before=$code
   done
   [ $code = 0 ] || status=$code
 done
