@@ -15,6 +15,7 @@ numbers mean nothing, and each of its rows says REHEARSAL.
 import argparse
 import concurrent.futures
 import contextlib
+import contextvars
 import importlib.util
 import itertools
 import json
@@ -126,6 +127,10 @@ def limited(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
+# Of the check that a thread works for: set when it is over, so that a late thread starts no program any more.
+IS_OVER = contextvars.ContextVar("IS_OVER", default=threading.Event())
+
+
 class Session:
     """The checks of a run: what they need, and what they found. All of it is in one file after each of them."""
 
@@ -151,6 +156,7 @@ class Session:
     def check(self, name, function, *arguments, limit=240):
         """Runs function(session, *arguments) -> (summary, details), prints its line and keeps it, whatever it raises."""
         begin, details, state = time.monotonic(), None, "FAILED"
+        before = IS_OVER.set(threading.Event())
         name = f"REHEARSAL: {name}" if self.rehearses else name
         try:
             if self.seconds_left() < 10:
@@ -168,6 +174,7 @@ class Session:
             summary, details = f"{type(error).__name__}: {last_line(str(error))}", {"traceback": traceback.format_exc()}
         finally:
             self.end_programs()
+            IS_OVER.reset(before)
         seconds = round(time.monotonic() - begin, 1)
         self.checks.append({"name": name, "state": state, "summary": summary, "seconds": seconds, "details": details})
         print(f"{state:<8}{name}: {summary} ({seconds} s)", flush=True)
@@ -175,6 +182,7 @@ class Session:
 
     def end_programs(self):
         with self.lock:
+            IS_OVER.get().set()
             running = list(self.running)
         for process in running:
             with contextlib.suppress(ProcessLookupError):
@@ -188,10 +196,11 @@ class Session:
         out, err = (self.folder / "output" / f"{number}.{kind}" for kind in ("out", "err"))
         begin, status = time.monotonic(), "did not start"
         try:
-            with open(out, "wb") as out_file, open(err, "wb") as err_file:
+            with open(out, "wb") as out_file, open(err, "wb") as err_file, self.lock:
+                if IS_OVER.get().is_set():
+                    raise NotRun("the check is over")
                 process = subprocess.Popen(command, env={**self.env, **(env or {})}, stdout=out_file, stderr=err_file,
                                            start_new_session=True)
-            with self.lock:
                 self.running.add(process)
             try:
                 yield process, number
@@ -273,7 +282,8 @@ def side_by_side(jobs, at_once=4):
 
     pool = concurrent.futures.ThreadPoolExecutor(at_once)
     try:
-        return dict(zip(jobs, pool.map(attempt, jobs.values())))
+        answers = [pool.submit(contextvars.copy_context().run, attempt, job) for job in jobs.values()]
+        return {name: answer.result() for name, answer in zip(jobs, answers)}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # Session.check ends the programs that others wait for
 

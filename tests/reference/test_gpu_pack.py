@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import FULL, REPOSITORY, program
+from interruptions import wait_until
 
 BUILD = Path(os.environ.get("KILN_BUILD", REPOSITORY / "build"))
 
@@ -120,7 +121,7 @@ def test_every_check_leaves_its_evidence(runner, plain, capsys):
     assert files[f"second/output/{hung}.out"] == "before the end\n" and files[f"second/output/{hung}.err"] == "why\n"
     assert f"{hung}:  sh -c echo before" in files["second/commands.txt"]
     assert "| two | FAILED | too / slow |" in files["second/second.md"]
-    assert not plain.running
+    wait_until(lambda: not plain.running)
 
 
 def test_a_run_that_is_ended_keeps_what_it_has(tmp_path):
