@@ -98,9 +98,19 @@ def hand_made(folder, lines):
     return folder
 
 
-def training(out, *more):
-    command = [program("kiln"), "train", *TRAINING, "--out", out, *more]
-    return subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+class Training(subprocess.Popen):
+    """A kiln train that logs each step. It writes to files: pipes that nobody reads would stop it after 360 steps."""
+
+    def __init__(self, out, *more):
+        command = [program("kiln"), "train", *TRAINING, "--out", out, *more]
+        self.said = [open(f"{out}.{name}", "w+") for name in ("stdout", "stderr")]
+        super().__init__([str(word) for word in command], stdout=self.said[0], stderr=self.said[1])
+
+    def communicate(self, input=None, timeout=None):
+        self.wait(timeout)
+        for file in self.said:
+            file.seek(0)
+        return tuple(file.read() for file in self.said)
 
 
 def num_lines(run):
@@ -188,7 +198,7 @@ def test_a_run_that_is_no_run_is_refused(tmp_path):
 
 def test_buttons_ask_a_run(tmp_path, browser):
     out = tmp_path / "run"
-    process = training(out)
+    process = Training(out)
     wait_until(lambda: num_lines(out) > 2, running=[process])
     with Served(out) as served:
         page = browser.open(served.address)
@@ -214,7 +224,7 @@ def test_a_shell_asks_a_run(tmp_path, ranks):
     out = tmp_path / "run"
     (out / "requests").mkdir(parents=True)
     ask_by_file(out, "stop")  # meant for an earlier process
-    process = training(out, "--nproc", ranks)
+    process = Training(out, "--nproc", ranks)
     wait_until(lambda: num_lines(out) > 2, running=[process])
     asked = ask_by_file(out, "checkpoint")
     wait_until(lambda: not asked.exists(), running=[process])
@@ -231,7 +241,7 @@ def test_a_shell_asks_a_run(tmp_path, ranks):
 
 def test_requests_change_no_number(tmp_path):
     out, plain = tmp_path / "asked", tmp_path / "plain"
-    process = training(out)
+    process = Training(out)
     for name in ("checkpoint", "sample", "stop"):
         reached = num_lines(out)
         wait_until(lambda: num_lines(out) > reached + 2, running=[process])
@@ -248,7 +258,7 @@ def test_requests_change_no_number(tmp_path):
 def test_what_is_no_request_is_one_warning_and_is_left_alone(tmp_path):
     out, secret = tmp_path / "run", tmp_path / "secret"
     secret.write_text("mine")
-    process = training(out)
+    process = Training(out)
     wait_until(lambda: num_lines(out) > 2, running=[process])
     (out / "requests/stop").symlink_to(secret)
     (out / "requests/checkpoint").mkdir()
@@ -270,7 +280,7 @@ def test_what_is_no_request_is_one_warning_and_is_left_alone(tmp_path):
 
 def test_a_run_that_draws_no_grids_says_so(tmp_path):
     out = tmp_path / "run"
-    process = training(out, "--sample-every", 0)
+    process = Training(out, "--sample-every", 0)
     wait_until(lambda: num_lines(out) > 2, running=[process])
     asked = ask_by_file(out, "sample")
     wait_until(lambda: not asked.exists(), running=[process])
