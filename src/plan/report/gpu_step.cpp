@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/tensors.h"
 #include "core/units.h"
 #include "plan/price/price.h"
 #include "plan/report/report.h"
