@@ -4,7 +4,10 @@ of its own, and runs it without the build folder.
 KILN_BUILD names the build folder (default: build/ of this checkout).
 """
 
+import json
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -39,6 +42,42 @@ def libraries_outside(program, *folders):
     assert not [line for line in lines if "not found" in line], lines
     paths = [line.split()[2] for line in lines if "=> /" in line]
     return {Path(path).name for path in paths if not any(os.path.realpath(path).startswith(str(folder)) for folder in folders)}
+
+
+def losses(folder):
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="session")
+def debian(tmp_path_factory):
+    """debian(path): makes that folder the root of a Debian 12 with its essential packages and apt."""
+    if not FULL:
+        pytest.skip("scripts/test --full")
+    if os.geteuid() != 0 or not shutil.which("debootstrap"):
+        pytest.skip("debootstrap needs root")
+    mirror = re.search(r"^ *\d+ (https?://\S+) bookworm/main", run("apt-cache", "policy").stdout, re.MULTILINE)
+    root = tmp_path_factory.mktemp("debian") / "root"
+    run("debootstrap", "--variant=minbase", "bookworm", root, *([mirror[1]] if mirror else []), timeout=900,
+        env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"})  # fmt: skip
+    roots = [root]
+
+    def copy(path):
+        run("cp", "-a", root, path)
+        roots.append(path)
+        return path
+
+    yield copy
+    for made in roots:  # gigabytes
+        shutil.rmtree(made)
+
+
+def run_inside(root, *command, env=BARE, user="0:0", folder="/", timeout=300):
+    """In namespaces of its own, with the kernel's /proc and this machine's devices."""
+    script = ('root=$1 user=$2 folder=$3 && shift 3 && mount -t proc proc "$root/proc" && mount --rbind /dev "$root/dev" && '
+              'exec chroot --userspec="$user" "$root" sh -c \'cd "$1" && shift && exec "$@"\' sh "$folder" "$@"')
+    return run("unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", root, user, folder, *command, timeout=timeout,
+               env={**env, "PATH": f"{env['PATH']}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import BARE, BUILD, FULL, REPOSITORY, TINY, libraries_outside, pack, run
+from conftest import BUILD, REPOSITORY, TINY, libraries_outside, losses, pack, run, run_inside
 
 SYSTEM = re.compile(r"(libc|libm|libdl|librt|libutil|libpthread|libresolv|libstdc\+\+|libgcc_s)\.so\.\d+")
 DEBIAN_12 = {"GLIBC": "2.36", "GLIBCXX": "3.4.30", "CXXABI": "1.3.13", "GCC": "12.0.0"}
@@ -16,11 +16,6 @@ DEBIAN_12 = {"GLIBC": "2.36", "GLIBCXX": "3.4.30", "CXXABI": "1.3.13", "GCC": "1
 
 def numbers(version):
     return [int(part) for part in version.split(".")]
-
-
-def losses(folder):
-    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-    return [(line["step"], line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
 
 
 @pytest.fixture(scope="module")
@@ -52,39 +47,17 @@ def test_it_trains_as_the_build_does(tree, built, tmp_path):
     assert len(losses(tmp_path / "tree")) == 4 and losses(tmp_path / "tree") == losses(tmp_path / "build")
 
 
-@pytest.fixture(scope="module")
-def debian(tmp_path_factory):
-    """The root of a Debian 12 with its essential packages and apt."""
-    if not FULL:
-        pytest.skip("scripts/test --full")
-    if os.geteuid() != 0 or not shutil.which("debootstrap"):
-        pytest.skip("debootstrap needs root")
-    mirror = re.search(r"^ *\d+ (https?://\S+) bookworm/main", run("apt-cache", "policy").stdout, re.MULTILINE)
-    root = tmp_path_factory.mktemp("debian") / "root"
-    run("debootstrap", "--variant=minbase", "bookworm", root, *([mirror[1]] if mirror else []), timeout=900,
-        env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"})  # fmt: skip
-    yield root
-    shutil.rmtree(root)
-
-
 def test_it_runs_in_a_bare_debian_12(debian, built, tmp_path):
-    tarball = pack("tarball")
-    run("tar", "-C", debian / "opt", "-xf", tarball)
-    program = next((debian / "opt").glob("kiln-*/bin/kiln")).relative_to(debian)
-
-    def inside(*command):
-        """In namespaces of its own, with the kernel's /proc."""
-        script = 'mount -t proc proc "$1/proc" && shift && exec chroot "$@"'
-        return run("unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", debian, debian, *command,
-                   env={**BARE, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})  # fmt: skip
-
-    assert inside(f"/{program}", "--version").stdout == built
-    inside(f"/{program}", "doctor", "--no-peak", "--folder", "/srv")
-    inside(f"/{program}", "plan", "--model", "DiT-XL/2", "--gpu", "H100")
-    inside(f"/{program}", "train", *TINY, "--out", "/srv/run")
+    root = debian(tmp_path / "root")
+    run("tar", "-C", root / "opt", "-xf", pack("tarball"))
+    program = f"/{next((root / 'opt').glob('kiln-*/bin/kiln')).relative_to(root)}"
+    assert run_inside(root, program, "--version").stdout == built
+    run_inside(root, program, "doctor", "--no-peak", "--folder", "/srv")
+    run_inside(root, program, "plan", "--model", "DiT-XL/2", "--gpu", "H100")
+    run_inside(root, program, "train", *TINY, "--out", "/srv/run")
     run(BUILD / "kiln", "train", *TINY, "--out", tmp_path / "build")
-    assert losses(debian / "srv/run") == losses(tmp_path / "build")
-    installed = subprocess.run(["chroot", debian, "dpkg-query", "-W", "-f", "${Package}\n"], capture_output=True, text=True).stdout.split()
+    assert losses(root / "srv/run") == losses(tmp_path / "build")
+    installed = subprocess.run(["chroot", root, "dpkg-query", "-W", "-f", "${Package}\n"], capture_output=True, text=True).stdout.split()
     assert "libcurl4" not in installed and "libjpeg62-turbo" not in installed and "python3" not in installed
 
 
