@@ -1,4 +1,4 @@
-"""The Containerfile, with --full: its steps are run by this test in roots of Debian 12 made by debootstrap, as an engine for containers
+"""The Containerfiles, with --full: their steps are run by this test in roots of Debian 12 made by debootstrap, as an engine for containers
 would in its images. What comes of it runs as a user without rights, and trains as the build does."""
 
 import os
@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 
+import pytest
 from conftest import BARE, BUILD, REPOSITORY, TINY, losses, run, run_inside
 
 BUILD_S = 1800
@@ -58,14 +59,15 @@ class Image:
             self.entry = re.findall(r'"([^"]+)"', rest)
 
 
-def test_its_steps_make_an_image_that_trains(debian, built, tmp_path):
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.cuda"])
+def test_its_steps_make_an_image_that_trains(name, debian, built, tmp_path):
     context = tmp_path / "context"
-    for name in run("git", "ls-files", "-co", "--exclude-standard", cwd=REPOSITORY).stdout.splitlines():
-        if (REPOSITORY / name).exists():
-            (context / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, context / name)
+    for file in run("git", "ls-files", "-co", "--exclude-standard", cwd=REPOSITORY).stdout.splitlines():
+        if (REPOSITORY / file).exists():
+            (context / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / file, context / file)
     images, sources = [], {"": context}
-    for step, rest in steps_of((REPOSITORY / "Containerfile").read_text()):
+    for step, rest in steps_of((REPOSITORY / name).read_text()):
         if step == "FROM":
             images.append(Image(debian(tmp_path / f"image{len(images)}")))
             if " AS " in rest:
