@@ -12,7 +12,7 @@ apt_build="build-essential cmake ninja-build ccache mold pkg-config python3 pyth
   libxxhash-dev libjemalloc-dev libtomlplusplus-dev libyaml-cpp-dev liburing-dev libicu-dev libcurl4-openssl-dev libssl-dev libcpp-httplib-dev"
 apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data unicode-cldr-core"
 apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format clang-tidy chromium
-  fonts-dejavu-core iproute2 openmpi-bin debootstrap"
+  fonts-dejavu-core iproute2 openmpi-bin debootstrap buildah"
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"
