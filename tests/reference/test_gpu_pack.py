@@ -2,7 +2,6 @@
 from bad ones and keep their evidence. Runs on a CPU; what needs a GPU is in the pack.
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -17,28 +16,19 @@ import pytest
 from conftest import FULL, REPOSITORY, program
 from interruptions import wait_until
 
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+from gpu_checks import cuda_tests, evidence, kernel_variants, speeds, trainings  # noqa: E402
+from gpu_checks.machine import environment  # noqa: E402
+from gpu_checks.session import Failed, NotRun, Session, side_by_side  # noqa: E402
+
 BUILD = Path(os.environ.get("KILN_BUILD", REPOSITORY / "build"))
 
 
-def load_runner():
-    spec = importlib.util.spec_from_file_location("gpu_run", REPOSITORY / "scripts" / "gpu_run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def runner(monkeypatch):
-    module = load_runner()
-    monkeypatch.setattr(module, "HERE", BUILD)
-    return module
-
-
-@pytest.fixture
-def session(runner, tmp_path):
+def session(tmp_path):
     """A rehearsal, whose training a CPU is done with at once."""
     program("kiln")
-    return runner.Session("first", tmp_path / "results", 5, dict(os.environ), {"name": "none"}, rehearses=True)
+    return Session("first", tmp_path / "results", 5, BUILD, dict(os.environ), {"name": "none"}, rehearses=True)
 
 
 def kept(session):
@@ -47,39 +37,39 @@ def kept(session):
         return {member.name: archive.extractfile(member).read().decode(errors="replace") for member in archive if member.isfile()}
 
 
-def test_memory_choices_and_a_kill_log_equal_lines(runner, session, monkeypatch):
+def test_memory_choices_and_a_kill_log_equal_lines(session, monkeypatch):
     if not FULL:  # the others do nothing else on a CPU
-        few = {"recompute", "optimizer on the disk", "stage 3, weights on the host"}
-        monkeypatch.setattr(runner, "EQUAL_RUNS", {name: options for name, options in runner.EQUAL_RUNS.items() if name in few})
-    session.check("equal lines", runner.equal_lines, "f32")
-    session.check("as on the CPU", runner.as_on_the_cpu, "f32", 1e-6)
+        few = ("recompute", "optimizer on the disk", "stage 3, weights on the host")
+        monkeypatch.setattr(trainings, "EQUAL_RUNS", {name: trainings.EQUAL_RUNS[name] for name in few})
+    session.check("equal lines", trainings.equal_lines, "f32")
+    session.check("as on the CPU", trainings.as_on_the_cpu, "f32", 1e-6)
     assert [check["state"] for check in session.checks] == ["ok", "ok"], session.checks
     assert session.checks[0]["summary"] == f"{9 if FULL else 5} runs logged the same numbers"
     assert len(session.checks[0]["details"]) == 20
 
 
-def test_another_number_fails_the_check(runner, session, monkeypatch):
-    monkeypatch.setattr(runner, "EQUAL_RUNS", {"another seed": ["--seed", "4"]})
-    session.check("equal lines", runner.equal_lines, "f32")
-    session.check("as on the CPU", lambda s: runner.as_on_the_cpu(s, "f32", -1))
+def test_another_number_fails_the_check(session, monkeypatch):
+    monkeypatch.setattr(trainings, "EQUAL_RUNS", {"another seed": ["--seed", "4"]})
+    session.check("equal lines", trainings.equal_lines, "f32")
+    session.check("as on the CPU", lambda s: trainings.as_on_the_cpu(s, "f32", -1))
     assert [check["state"] for check in session.checks] == ["FAILED", "FAILED"]
     assert "another seed (" in session.checks[0]["summary"]
     assert len(session.checks[0]["details"]["another seed"]) == len(session.checks[1]["details"]["cpu"]) == 20
 
 
 @pytest.fixture
-def plain(runner, tmp_path):
+def plain(tmp_path):
     """A session that runs nothing of Kiln."""
-    return runner.Session("second", tmp_path / "out", 5, dict(os.environ), {"name": "Some GPU"})
+    return Session("second", tmp_path / "out", 5, tmp_path, dict(os.environ), {"name": "Some GPU"})
 
 
-def test_every_check_leaves_its_evidence(runner, plain, capsys):
+def test_every_check_leaves_its_evidence(plain, capsys):
     """One that fails, ones that raise what nobody foresaw, ones that hang, and the next ones run all the same."""
     def fails(_):
-        raise runner.Failed("too | slow", {"ms": 7})
+        raise Failed("too | slow", {"ms": 7})
 
     def lacks(_):
-        raise runner.NotRun("no tool")
+        raise NotRun("no tool")
 
     def raises(_):
         return float(None), None
@@ -91,7 +81,7 @@ def test_every_check_leaves_its_evidence(runner, plain, capsys):
         return s.run("sh", "-c", "echo before the end; echo why >&2; sleep 60", timeout=0.5).stdout, None
 
     def hanging_programs(s):
-        return runner.side_by_side({name: lambda: s.run("sleep", 60) for name in range(9)}), None
+        return side_by_side({name: lambda: s.run("sleep", 60) for name in range(9)}), None
 
     begin = time.monotonic()
     plain.check("one", lambda s: ("fine", {"x": 1}))
@@ -127,16 +117,15 @@ def test_every_check_leaves_its_evidence(runner, plain, capsys):
 def test_a_run_that_is_ended_keeps_what_it_has(tmp_path):
     """The machine is given back, or somebody has enough: SIGTERM in the middle of a check."""
     script = f"""
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("gpu_run", {str(REPOSITORY / "scripts/gpu_run.py")!r})
-runner = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(runner)
+import sys
+sys.path.insert(0, {str(REPOSITORY / "scripts")!r})
+import gpu_run
 def checks(session):
     session.check("done", lambda s: ("fine", None))
     session.check("long", lambda s: s.run("sh", "-c", "echo begun; sleep 60"))
-runner.RUNS["first"] = checks
+gpu_run.RUNS["first"] = checks
 sys.argv = ["run", "first", "--rehearse", "--out", {str(tmp_path)!r}]
-runner.main()
+gpu_run.main()
 """
     process = subprocess.Popen([sys.executable, "-c", script])
     begun = tmp_path / "first" / "output" / "001-sh.out"
@@ -149,9 +138,9 @@ runner.main()
         assert {"first/first.json", "first/output/001-sh.out", "first/commands.txt"} <= set(archive.getnames())
 
 
-def test_one_file_of_results_stays_small(runner, plain, monkeypatch):
-    monkeypatch.setattr(runner, "MOST_OUTPUT", 4000)
-    monkeypatch.setattr(runner, "MOST_BYTES", 20000)
+def test_one_file_of_results_stays_small(plain, monkeypatch):
+    monkeypatch.setattr(evidence, "MOST_OUTPUT", 4000)
+    monkeypatch.setattr(evidence, "MOST_BYTES", 20000)
     plain.check("long", lambda s: (s.run("sh", "-c", "echo first; seq 9999; echo last").stdout[-5:-1], None))
     long = kept(plain)["second/output/001-sh.out"]
     assert long.startswith("first\n") and "bytes left out ..." in long and long.endswith("last\n") and len(long) < 4100
@@ -162,7 +151,7 @@ def test_one_file_of_results_stays_small(runner, plain, monkeypatch):
     assert "left out: the file of this run would be too large\n" in kept(plain).values()
 
 
-def test_suites_have_a_process_each(runner, plain, monkeypatch, tmp_path):
+def test_suites_have_a_process_each(plain, tmp_path):
     """And a test of the allocator too. One suite that crashes costs no other, and the second run repeats it alone."""
     (tmp_path / "test_cuda").write_text(r'''#!/bin/sh
 case "$*" in
@@ -173,37 +162,35 @@ case "$*" in
 esac
 ''')
     (tmp_path / "test_cuda").chmod(0o755)
-    monkeypatch.setattr(runner, "HERE", tmp_path)
-    assert runner.suites(plain) == ["CudaStep.*", "CudaAllocator.C", "CudaAllocator.D", "Dtypes/CudaKernels.*"]
-    plain.check("CUDA tests", runner.all_tests)
+    assert cuda_tests.suites(plain) == ["CudaStep.*", "CudaAllocator.C", "CudaAllocator.D", "Dtypes/CudaKernels.*"]
+    plain.check("CUDA tests", cuda_tests.all_tests)
     assert plain.checks[0]["state"] == "FAILED"
     assert plain.checks[0]["details"]["failed_suites"] == {"CudaStep.*": "test_cuda ended with 134: an illegal memory access"}
     shutil.copytree(plain.folder, plain.out / "first")
     (plain.out / "first" / "second.json").rename(plain.out / "first" / "first.json")
-    plain.check("again", runner.failed_again)
+    plain.check("again", cuda_tests.failed_again)
     assert plain.checks[1]["summary"].startswith("1 of 1 suites failed: CudaStep.*")
     assert "CUDA_LAUNCH_BLOCKING=1" in (plain.folder / "commands.txt").read_text().splitlines()[-1]
 
 
-def test_every_variant_changes_the_sources(runner, tmp_path):
-    source = runner.copy_of_kernels(tmp_path / "source")
-    for number, changes in enumerate(runner.VARIANTS.values()):
-        runner.changed_sources(source, tmp_path / str(number), changes)
+def test_every_variant_changes_the_sources(tmp_path):
+    for number, changes in enumerate(kernel_variants.VARIANTS.values()):
+        kernel_variants.changed_sources(tmp_path / str(number), changes)
 
 
-def test_epilogues_must_be_served(runner, plain):
+def test_epilogues_must_be_served(plain):
     def probed(served, refused):
         return {("DiT-XL/2", 32): {"gpu": {"epilogues": {"affine_gelu": {"served": served, "refused": refused}}}}}
 
     for counts in ((20, 0), (20, 1), (0, 0)):
         plain.probes = probed(*counts)
-        plain.check("epilogues", runner.epilogues)
+        plain.check("epilogues", speeds.epilogues)
     assert [check["state"] for check in plain.checks] == ["ok", "FAILED", "FAILED"]
     assert plain.checks[1]["summary"] == "DiT-XL/2, batch 32: affine_gelu refused 1 times, served 20"
 
 
-def test_a_program_that_fails_says_why(runner, session):
-    session.check("bad", lambda s: runner.train(s, s.out, "bad", "--device", "cpu", "--lr", "-1"))
+def test_a_program_that_fails_says_why(session):
+    session.check("bad", lambda s: trainings.train(s, s.out, "bad", "--device", "cpu", "--lr", "-1"))
     assert session.checks[0]["state"] == "FAILED" and "kiln ended with" in session.checks[0]["summary"]
 
 
@@ -286,28 +273,20 @@ def test_the_pack_needs_nothing_of_its_environment(pack, tmp_path):
     done = subprocess.run([sys.executable, pack / "run", "first", "--out", tmp_path / "out"], capture_output=True, text=True,
                           env={"PATH": f"{path}:/usr/bin:/bin"})
     assert (done.returncode, done.stderr) == (1, "gpu: no GPU: nvidia-smi says: NVIDIA-SMI has failed\n")
-    bare = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": load_runner_in(pack).environment()["LD_LIBRARY_PATH"]}
+    bare = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": environment(pack)["LD_LIBRARY_PATH"]}
     done = subprocess.run([pack / "bench_cuda_kernels"], capture_output=True, text=True, env=bare)
     assert (done.returncode, done.stderr) == (1, "bench_cuda_kernels: no GPU, or a build without CUDA\n")
 
 
-def load_runner_in(folder):
-    module = load_runner()
-    module.HERE = folder
-    return module
-
-
-def test_the_packed_programs_start_from_the_pack_alone(pack, tmp_path, monkeypatch):
-    module = load_runner()
-    monkeypatch.setattr(module, "HERE", pack)
-    env = {**module.environment(), **no_gpu(tmp_path / "bin")}
-    env["LD_LIBRARY_PATH"] = module.environment()["LD_LIBRARY_PATH"]
+def test_the_packed_programs_start_from_the_pack_alone(pack, tmp_path):
+    env = {**environment(pack), **no_gpu(tmp_path / "bin")}
+    env["LD_LIBRARY_PATH"] = environment(pack)["LD_LIBRARY_PATH"]
     done = subprocess.run([pack / "kiln", "train", "--data", "synthetic", "--device", "cuda", "--out", tmp_path / "run"],
                           capture_output=True, text=True, env=env)
     assert done.returncode == 1 and done.stderr.startswith("kiln train: expected a CUDA GPU, found none")
     assert len(done.stderr.splitlines()) == 1
-    session = module.Session("first", tmp_path / "results", 5, env, {"name": "none"})
-    summary, details = module.all_tests(session)
+    session = Session("first", tmp_path / "results", 5, pack, env, {"name": "none"})
+    summary, details = cuda_tests.all_tests(session)
     assert summary.startswith("0 passed, ")
     skipped = {name: reason for suite in details["suites"].values() for name, reason in suite["skipped"].items()}
     assert len(skipped) > 50 and {reason.splitlines()[-1] for reason in skipped.values()} == {"no GPU"}
