@@ -44,7 +44,7 @@ def of_a_step(session, model, batch):
         "--no-tensorboard"]
     with scratch() as folder:
         session.run(session.program("kiln"), "train", *chosen, "--device", session.device, "--compute-dtype", "bf16",
-                    "--max-steps", 6, "--profile", "5-6", "--ema-decay", "none", "--out", folder / "run", timeout=120)
+                    "--max-steps", 6, "--profile", "5:6", "--ema-decay", "none", "--out", folder / "run", timeout=120)
         traces = list((folder / "run").glob("profile-*.json"))
         if not traces:
             raise Failed("no profile was written")
