@@ -38,8 +38,7 @@ Site::Site(const ServeOptions& options) : options_(options), playground_(options
 bool Site::update() {
   std::vector<char> has_changed(runs_.size());
   read_runs(has_changed);
-  const int64_t changes = playground_.changes();
-  const bool has_drawn = std::exchange(drawn_changes_, changes) != changes;
+  const bool has_drawn = playground_.take_change();
   const RunPageOptions shown{.has_overview = num_runs() > 1, .is_read_only = is_read_only()};
   for (size_t i = 0; i < runs_.size(); ++i) {
     const LiveRun& run = runs_[i];

@@ -44,7 +44,6 @@ class Site {
   std::vector<std::unique_ptr<PageFeed>> pages_;
   PageFeed overview_;
   Playground playground_;
-  int64_t drawn_changes_ = -1;
 };
 
 }  // namespace kiln
