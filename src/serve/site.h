@@ -27,21 +27,20 @@ class Site {
   // read at once. Called by one thread; everything else may be called by any.
   bool update();
 
-  size_t num_runs() const { return options_.runs.size(); }
+  size_t num_runs() const { return runs_.size(); }
   bool is_read_only() const { return options_.is_read_only; }
-  const PageFeed& page_of(size_t run) const { return *pages_[run]; }
+  const PageFeed& page_of(size_t run) const { return pages_[run]; }
   const PageFeed& overview() const { return overview_; }
   // Makes a request of a run, or begins to draw. Return what to say of it. Throw Error.
   std::string ask(size_t run, const std::string& request);
   std::string draw(size_t run, const std::string& fields);
+  // Returns the picture of this name ("1.png") among the drawings of a run, or nothing.
   std::shared_ptr<const std::string> drawn(size_t run, const std::string& name) const;
 
  private:
-  void read_runs(std::vector<char>& has_changed);
-
   const ServeOptions options_;
   std::vector<LiveRun> runs_;
-  std::vector<std::unique_ptr<PageFeed>> pages_;
+  std::vector<PageFeed> pages_;
   PageFeed overview_;
   Playground playground_;
 };
