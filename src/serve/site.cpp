@@ -40,7 +40,7 @@ Site::Site(const ServeOptions& options)
 bool Site::update() {
   // Several threads read, since logs may be long at the beginning.
   std::vector<char> has_changed(runs_.size());
-  run_pieces(std::ssize(runs_), std::min<int64_t>(std::thread::hardware_concurrency(), std::ssize(runs_)),
+  run_pieces(num_runs(), std::min<int64_t>(std::thread::hardware_concurrency(), num_runs()),
              [&](int64_t i) { has_changed[i] = runs_[i].update(); });
   const bool has_drawn = playground_.take_change();
   const RunPageOptions shown{.has_overview = num_runs() > 1, .is_read_only = is_read_only()};
@@ -54,17 +54,17 @@ bool Site::update() {
   return std::ranges::any_of(runs_, &LiveRun::has_more);
 }
 
-std::string Site::ask(size_t run, const std::string& request) {
+std::string Site::ask(int64_t run, const std::string& request) {
   ask_run(options_.runs[run], request);
   return fmt::format("asked for: {}; it is served between steps while the run trains", request);
 }
 
-std::string Site::draw(size_t run, const std::string& fields) {
+std::string Site::draw(int64_t run, const std::string& fields) {
   playground_.begin(run, options_.runs[run], parse_json("serve", fields, "what to draw"));
   return "drawing; what comes of it appears below";
 }
 
-std::shared_ptr<const std::string> Site::drawn(size_t run, const std::string& name) const {
+std::shared_ptr<const std::string> Site::drawn(int64_t run, const std::string& name) const {
   for (const Playground::Drawing& drawing : playground_.drawings(run))
     if (name == std::to_string(drawing.id) + ".png") return drawing.png;
   return nullptr;
