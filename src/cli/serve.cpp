@@ -1,5 +1,5 @@
-#include "serve/serve.h"
 #include "cli/commands.h"
+#include "serve/http_server.h"
 #include "watch/reported_run.h"
 
 namespace kiln::cli {

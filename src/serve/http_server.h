@@ -1,13 +1,12 @@
-// Answers browsers of this machine: who may ask, and what each address is.
+// `kiln serve`: pages of runs that grow with them, for browsers of this machine alone.
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <string>
+#include "serve/site.h"
 
 namespace kiln {
 
-class Site;
-
+// Serves on 127.0.0.1 until SIGINT or SIGTERM, and answers in threads of its own. Prints the address with its
+// token. Throws Error: not a run folder, or the port is taken.
+//
 // Every answer needs the token, in a cookie that GET /?token=TOKEN sets or in the header X-Kiln-Token, and
 // the server's own name in Host. A POST from a page needs the server's own origin. Nothing that a request
 // says is a path of a file: names are looked up among those of the page.
@@ -19,19 +18,6 @@ class Site;
 //     GET draws/ID.png   what was drawn
 //     POST requests/NAME asks the run (watch/run_requests.h)
 //     POST draw          draws, with JSON of texts (Playground::begin)
-class HttpServer {
- public:
-  // Listens on 127.0.0.1 and answers in threads of its own. Port 0: a free one. Throws Error: the port is
-  // taken. REQUIRES: `site` outlives this.
-  HttpServer(Site& site, int64_t port);
-  ~HttpServer();  // ends all connections
-  HttpServer(const HttpServer&) = delete;
-
-  std::string address() const;  // with the token
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
+void serve(const ServeOptions& options);
 
 }  // namespace kiln

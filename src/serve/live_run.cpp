@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <ctime>
 #include <filesystem>
 #include <utility>
 
@@ -23,11 +22,16 @@ namespace fs = std::filesystem;
 constexpr size_t kMostLines = 600;         // a plot is about as many pixels wide
 constexpr int64_t kBytesAtOnce = 1 << 20;  // of a log; a longer line is passed over
 
-// Changes whenever a file is written or a folder gets another entry.
-std::string state_of(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return "-";
-  return fmt::format("{}.{}.{}", info.st_mtim.tv_sec, info.st_mtim.tv_nsec, info.st_size);
+// Changes whenever a file beside the log is written, or a folder gets another entry.
+std::string state_beside_log(const std::string& folder) {
+  std::string state;
+  for (const char* name :
+       {"evaluations.jsonl", "plan.json", "precision.json", "samples", "checkpoints", "requests"}) {
+    struct stat info {};  // stays so without such a file
+    ::stat((folder + "/" + name).c_str(), &info);
+    state += fmt::format("{}.{}.{} ", info.st_mtim.tv_sec, info.st_mtim.tv_nsec, info.st_size);
+  }
+  return state;
 }
 
 }  // namespace
@@ -51,9 +55,7 @@ bool LiveRun::read_log() {
   struct stat info {};
   if (::fstat(file.fd(), &info) != 0) return false;
   if (info.st_ino != log_file_ || file.size() < offset_) {  // another log: all lines are read again
-    ReportedRun anew = unread_run(run_.folder);
-    anew.name = run_.name;
-    run_ = std::move(anew);
+    run_ = {.folder = run_.folder, .name = run_.name};
     steps_ = ThinnedLines(kMostLines);
     state_beside_.clear();
     log_file_ = info.st_ino;
@@ -83,24 +85,10 @@ void LiveRun::take_line(const std::string& text) try {
 } catch (const Error&) {  // it is beyond the limits of JSON, and passed over as other lines are that are none
 }
 
-std::string LiveRun::state_beside() const {
-  std::string state;
-  for (const char* name :
-       {"evaluations.jsonl", "plan.json", "precision.json", "samples", "checkpoints", "requests"})
-    state += state_of(run_.folder + "/" + name) + " ";
-  return state;
-}
-
 bool LiveRun::read_beside() {
-  const std::string state = state_beside();
+  const std::string state = state_beside_log(run_.folder);
   if (state == state_beside_) return false;
   read_beside_log(run_);
-  read_pictures();
-  state_beside_ = state;
-  return true;
-}
-
-void LiveRun::read_pictures() {
   run_.grids.clear();
   pictures_.clear();
   for (const fs::path& path : spread(grid_paths(run_.folder), kMostGrids)) {
@@ -108,20 +96,21 @@ void LiveRun::read_pictures() {
     run_.grids.push_back(read_grid(path, "samples/" + name));
     pictures_[name] = path.string();
   }
+  state_beside_ = state;
+  return true;
 }
 
 std::string LiveRun::status() const {
   if (!problem_.empty()) return "It cannot be read: " + problem_;
   std::string text = "The log has no line yet.";
   std::tm local{};
-  const auto written_at = static_cast<std::time_t>(written_at_);
-  if (written_at > 0 && ::localtime_r(&written_at, &local))
+  if (written_at_ > 0 && ::localtime_r(&written_at_, &local))
     text = fmt::format("Last line at {:%F %T}.", local);
   if (has_more())
     text += fmt::format(" {:.0f} % of the log is read.",
                         100.0 * static_cast<double>(offset_) / static_cast<double>(offset_ + unread_));
-  const std::vector<std::string> waiting = waiting_requests(run_.folder);
-  for (const std::string& request : waiting) text += fmt::format(" Asked for, not served yet: {}.", request);
+  for (const std::string& request : waiting_requests(run_.folder))
+    text += fmt::format(" Asked for, not served yet: {}.", request);
   return text;
 }
 

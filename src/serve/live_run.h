@@ -1,6 +1,7 @@
 // A run that is read while it grows.
 #pragma once
 #include <cstdint>
+#include <ctime>
 #include <map>
 #include <string>
 
@@ -30,15 +31,13 @@ class LiveRun {
   bool read_log();
   void take_line(const std::string& text);
   bool read_beside();
-  std::string state_beside() const;
-  void read_pictures();
 
   ReportedRun run_;
   ThinnedLines steps_;
   std::string problem_;
   uint64_t log_file_ = 0;            // the inode: a resume may write the log anew
   int64_t offset_ = 0, unread_ = 0;  // bytes of the log
-  int64_t written_at_ = 0;           // seconds since 1970; 0: there is no log
+  std::time_t written_at_ = 0;       // of the log; 0: there is none
   std::string state_beside_;         // when the rest was read
   std::map<std::string, std::string> pictures_;
 };

@@ -29,15 +29,11 @@ class PageFeed {
   std::string wait_for_events(int64_t& since, std::chrono::milliseconds patience) const;
 
  private:
-  struct Section {
-    std::string json;
-    int64_t version = 0;
-  };
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  nlohmann::json data_ = {{"title", "Kiln"}, {"sections", nlohmann::json::array()}};
-  std::vector<Section> sections_;
+  nlohmann::json data_ = Page("Kiln").json();
   int64_t version_ = 0;
+  std::vector<int64_t> versions_;  // of the sections: those of the page when they came
   std::map<std::string, std::string> pictures_;
 };
 

@@ -6,11 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
@@ -28,8 +32,8 @@ std::string text_field(const nlohmann::json& fields, const char* name) {
   if (!value.is_string() || value.get_ref<const std::string&>().size() > kMostTextBytes)
     fail("serve", "expected {} to be a text of at most {} bytes", name, kMostTextBytes);
   std::string text = value.get<std::string>();
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < ' '; }, ' ');
   return text;
 }
 
@@ -55,42 +59,49 @@ std::string last_words(const std::string& path) {
 }
 
 // In the child of a process with threads: async-signal-safe calls only.
-[[noreturn]] void become_sample(char* const* arguments, pid_t parent, int output, int errors) {
+[[noreturn]] void become_sample(char* const* arguments, pid_t parent, int errors) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(1);
   for (const int signal : {SIGPIPE, SIGXFSZ, SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
   ::setpriority(PRIO_PROCESS, 0, 19);
   if (::write(::open("/proc/self/oom_score_adj", O_WRONLY), "1000", 4) < 0) errno = 0;  // only a wish
-  if (::dup2(output, STDOUT_FILENO) < 0 || ::dup2(errors, STDERR_FILENO) < 0) ::_exit(1);
+  const int nowhere = ::open("/dev/null", O_WRONLY);
+  if (::dup2(nowhere, STDOUT_FILENO) < 0 || ::dup2(errors, STDERR_FILENO) < 0) ::_exit(1);
   ::close_range(3, ~0U, 0);  // the server's connections are not inherited
   ::execv("/proc/self/exe", arguments);
   ::_exit(127);
 }
 
-}  // namespace
-
-Playground::Playground(std::string device, int64_t threads)
-    : device_(std::move(device)), threads_(std::to_string(threads)) {}
-
-Playground::~Playground() {
-  {
-    const std::lock_guard lock(mutex_);
-    ends_ = true;
-    if (child_ > 0) ::kill(child_, SIGKILL);
+// Runs kiln sample, which is ended when `stop` says so, and returns its status.
+int run_sample(std::vector<std::string> words, const std::string& errors, const std::stop_token& stop) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const int to_errors = ::open(errors.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  const pid_t parent = ::getpid(), child = to_errors < 0 ? -1 : ::fork();
+  if (child == 0) become_sample(arguments.data(), parent, to_errors);
+  const int error = errno;
+  ::close(to_errors);
+  if (child < 0) fail("serve", "cannot start kiln sample: {}", std::strerror(error));
+  int status = 0;
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    if (stop.stop_requested()) ::kill(child, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  if (worker_.joinable()) worker_.join();
+  return status;
 }
 
-void Playground::begin(size_t run, const std::string& folder, const nlohmann::json& fields) {
+}  // namespace
+
+void Playground::begin(int64_t run, const std::string& folder, const nlohmann::json& fields) {
   const std::string classes = text_field(fields, "classes"), prompt = text_field(fields, "prompt");
-  const auto seed = number_field<int64_t>(fields, "seed", 0, INT64_MAX);
+  const int64_t seed = number_field<int64_t>(fields, "seed", 0, INT64_MAX).value_or(0);
   const auto guidance = number_field<double>(fields, "guidance", -1000, 1000);
   const auto steps = number_field<int64_t>(fields, "steps", 1, 1000);
-  const auto images = number_field<int64_t>(fields, "images", 1, 16);
+  const int64_t images = number_field<int64_t>(fields, "images", 1, 16).value_or(1);
 
   const std::lock_guard lock(mutex_);
   if (is_drawing_) fail("serve", "a drawing is under way: wait for its end");
-  if (worker_.joinable()) worker_.join();  // it has ended
   Drawing drawing{.id = ++last_id_, .run = run};
   const std::string base = fmt::format("{}/{}", folder_.path().string(), drawing.id);
   std::vector<std::string> options = {"kiln",
@@ -99,9 +110,9 @@ void Playground::begin(size_t run, const std::string& folder, const nlohmann::js
                                       "--out=" + base,
                                       "--grid",
                                       "--device=" + device_,
-                                      "--threads=" + threads_,
-                                      fmt::format("--num-images={}", images.value_or(1)),
-                                      fmt::format("--seed={}", seed.value_or(0))};
+                                      fmt::format("--threads={}", threads_),
+                                      fmt::format("--num-images={}", images),
+                                      fmt::format("--seed={}", seed)};
   if (guidance) options.push_back(fmt::format("--cfg-scale={}", *guidance));
   if (steps) options.push_back(fmt::format("--num-sampling-steps={}", *steps));
   if (!classes.empty()) options.push_back("--classes=" + classes);
@@ -109,83 +120,44 @@ void Playground::begin(size_t run, const std::string& folder, const nlohmann::js
     write_file_atomically("serve", base + ".txt", prompt + "\n");
     options.push_back("--prompts=" + base + ".txt");
   }
-  drawing.text =
-      fmt::format("{}seed {}{}{}", classes + prompt + (classes.empty() && prompt.empty() ? "" : ", "),
-                  seed.value_or(0), guidance ? fmt::format(", guidance {:g}", *guidance) : "",
-                  steps ? fmt::format(", {} steps", *steps) : "");
-  is_drawing_ = true;
+  const std::string what = classes + prompt;
+  drawing.text = fmt::format("{}{}seed {}{}{}", what, what.empty() ? "" : ", ", seed,
+                             guidance ? fmt::format(", guidance {:g}", *guidance) : "",
+                             steps ? fmt::format(", {} steps", *steps) : "");
+  worker_ = std::jthread(
+      [this, drawing, base, options](const std::stop_token& stop) { draw(drawing, base, options, stop); });
+  is_drawing_ = has_changed_ = true;
+  drawing.text = "drawing: " + drawing.text;
   drawings_.push_front(drawing);
-  drawings_.front().text = "drawing: " + drawing.text;
   if (drawings_.size() > kMostDrawings) drawings_.pop_back();
-  ++changes_;
-  worker_ = std::thread([this, drawing, options] { draw(drawing, options); });
 }
 
-void Playground::draw(Drawing drawing, const std::vector<std::string>& options) {
-  const std::string base = fmt::format("{}/{}", folder_.path().string(), drawing.id);
-  const std::string what = drawing.text;
+void Playground::draw(Drawing drawing, const std::string& base, const std::vector<std::string>& options,
+                      const std::stop_token& stop) {
   try {
-    const int status = run_sample(options, base + ".errors");
-    if (status != 0) {
+    if (run_sample(options, base + ".errors", stop) != 0) {
       const std::string words = last_words(base + ".errors");
       fail("serve", "{}", words.empty() ? "kiln sample ended without a message: was memory short?" : words);
     }
     drawing.png =
         std::make_shared<const std::string>(read_input("serve", base + "/grid.png", kMostGridBytes));
   } catch (const std::exception& error) {
-    drawing.text = fmt::format("not drawn: {}: {}", what, message_of(error));
+    drawing.text = fmt::format("not drawn: {}: {}", drawing.text, message_of(error));
   }
   std::error_code ignored;
   std::filesystem::remove_all(base, ignored);
-  show(drawing);
-}
-
-int Playground::run_sample(const std::vector<std::string>& options, const std::string& errors) {
-  std::vector<std::string> words = options;
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  const int to_errors = ::open(errors.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  const int to_nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
-  const pid_t parent = ::getpid();
-  pid_t child = -1;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!ends_ && to_errors >= 0 && to_nowhere >= 0) child = child_ = ::fork();
-  }
-  if (child == 0) become_sample(arguments.data(), parent, to_nowhere, to_errors);
-  const int error = errno;
-  ::close(to_errors);
-  ::close(to_nowhere);
-  if (child < 0) fail("serve", "cannot start kiln sample: {}", std::strerror(error));
-  siginfo_t ended;
-  while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) continue;
-  const std::lock_guard lock(mutex_);  // from here on nobody ends it, for its number may soon be another's
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  child_ = 0;
-  return status;
-}
-
-void Playground::show(const Drawing& drawing) {
   const std::lock_guard lock(mutex_);
-  for (Drawing& shown : drawings_)
-    if (shown.id == drawing.id) shown = drawing;
+  drawings_.front() = std::move(drawing);  // no other one has begun since
   is_drawing_ = false;
-  ++changes_;
+  has_changed_ = true;
 }
 
-std::vector<Playground::Drawing> Playground::drawings(size_t run) const {
+std::vector<Playground::Drawing> Playground::drawings(int64_t run) const {
   const std::lock_guard lock(mutex_);
   std::vector<Drawing> found;
   for (const Drawing& drawing : drawings_)
     if (drawing.run == run) found.push_back(drawing);
   return found;
-}
-
-int64_t Playground::changes() const {
-  const std::lock_guard lock(mutex_);
-  return changes_;
 }
 
 }  // namespace kiln

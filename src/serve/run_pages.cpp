@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <map>
 #include <span>
 
-#include "core/error.h"
-#include "core/text/json_text.h"
 #include "core/units.h"
 #include "watch/phase_timers.h"
 #include "watch/report.h"
@@ -43,77 +41,64 @@ StepTimes mean_times(std::span<const Json> lines) {
       times.of_group[group.name] += seconds;
       times.all += seconds;
     }
-    if (const double taken = number(line, "taken_share"); taken > 0) times.taken += taken / count;
+    times.taken += std::fmax(0, number(line, "taken_share")) / count;
   }
   return times;
 }
 
-// Returns the seconds that events of a kind took, and their number.
-std::pair<double, int64_t> events_of(const ReportedRun& run, const char* event) {
-  std::pair<double, int64_t> sum;
-  for (const Json& line : run.log) {
-    if (line.value("event", Json()) != event) continue;
-    if (const double seconds = number(line, "seconds"); seconds > 0) sum.first += seconds;
-    ++sum.second;
-  }
-  return sum;
-}
-
 std::string share_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
-void add_drawings(Page& page, const std::vector<Playground::Drawing>& drawings) {
-  for (const Playground::Drawing& drawing : drawings)
-    if (drawing.png)
-      page.picture(fmt::format("draws/{}.png", drawing.id), drawing.text);
-    else
-      page.text(drawing.text);
-}
-
-using Field = std::array<const char*, 3>;  // the key, the label and the value of a text that a button sends
-
-Json button(const char* name, const char* path, const std::vector<Field>& fields = {}) {
-  return Json::array({name, path, fields});
-}
-
+// Adds buttons: a name, where it sends to, and the texts that it sends, each with its key, label and value.
 void add_buttons(Page& page, const ReportedRun& run) {
+  const Json nothing = Json::array();
   page.section("Ask the run");
-  page.part(
-      "forms",
-      {{"items", Json::array({button("Checkpoint now", "requests/checkpoint"),
-                              button("Sample now", "requests/sample"), button("Stop", "requests/stop")})}});
+  page.part("forms", {{"items",
+                       {{"Checkpoint now", "requests/checkpoint", nothing},
+                        {"Sample now", "requests/sample", nothing},
+                        {"Stop", "requests/stop", nothing}}}});
   if (!run.saved) return;
-  const Field what = run.record.contains("text") ? Field{"prompt", "prompt", ""}
-                                                 : Field{"classes", "classes, by number or name", ""};
-  const std::vector<Field> fields = {what,
-                                     {"seed", "seed", "0"},
-                                     {"guidance", "guidance", ""},
-                                     {"steps", "steps", ""},
-                                     {"images", "pictures", "1"}};  // of Playground::begin()
+  const Json what = run.record.contains("text") ? Json{"prompt", "prompt", ""}
+                                                : Json{"classes", "classes, by number or name", ""};
+  const Json fields = {what,
+                       {"seed", "seed", "0"},
+                       {"guidance", "guidance", ""},
+                       {"steps", "steps", ""},
+                       {"images", "pictures", "1"}};  // of Playground::begin()
   page.section("Draw from the newest checkpoint");
-  page.part("forms", {{"items", Json::array({button("Draw", "draw", fields)})}});
+  page.part("forms", {{"items", Json::array({Json::array({"Draw", "draw", fields})})}});
 }
 
-}  // namespace
-
+// Adds tables of what kept the steps of a run from computing, if anything did: by cause, over the whole run
+// and over its newest tenth.
 void add_stalls(Page& page, const ReportedRun& run) {
   const std::span<const Json> lines = run.steps;
-  const StepTimes whole = mean_times(lines), newest = mean_times(lines.last((lines.size() + 9) / 10));
+  StepTimes whole = mean_times(lines), newest = mean_times(lines.last((lines.size() + 9) / 10));
   page.section("Stalls by cause");
   std::vector<std::vector<std::string>> rows;
   for (const auto& [group, cause] : kCauses)
-    if (const double seconds = whole.of_group.contains(group) ? whole.of_group.at(group) : 0; seconds > 0)
+    if (const double seconds = whole.of_group[group]; seconds > 0)
       rows.push_back({cause, fmt::format("{:.3g} ms", 1e3 * seconds), share_text(seconds / whole.all),
-                      newest.all > 0 ? share_text(newest.of_group.at(group) / newest.all) : "-"});
+                      newest.all > 0 ? share_text(newest.of_group[group] / newest.all) : "-"});
   if (whole.taken > 0)
     page.text(fmt::format("Other programs had {} of the processors' time, {} in the newest tenth of the run.",
                           share_text(whole.taken), share_text(newest.taken)));
   page.table({"cause", "a step", "of the time", "of the newest tenth"}, rows, "Within steps");
   std::vector<std::vector<std::string>> between;
-  for (const char* event : {"validation", "evaluation", "skipped"})
-    if (const auto [seconds, count] = events_of(run, event); count > 0)
+  for (const char* event : {"validation", "evaluation", "skipped"}) {
+    double seconds = 0;
+    int64_t count = 0;
+    for (const Json& line : run.log)
+      if (line.value("event", Json()) == event) {
+        seconds += std::fmax(0, number(line, "seconds"));
+        ++count;
+      }
+    if (count > 0)
       between.push_back({event, std::to_string(count), seconds > 0 ? duration_text(seconds) : "not timed"});
+  }
   page.table({"event", "times", "took"}, between, "Between steps");
 }
+
+}  // namespace
 
 Page live_page(const LiveRun& live, const std::vector<Playground::Drawing>& drawings,
                const RunPageOptions& options) {
@@ -124,7 +109,11 @@ Page live_page(const LiveRun& live, const std::vector<Playground::Drawing>& draw
   if (!options.is_read_only) {
     add_buttons(page, run);
     page.section("Drawn");
-    add_drawings(page, drawings);
+    for (const Playground::Drawing& drawing : drawings)
+      if (drawing.png)
+        page.picture(fmt::format("draws/{}.png", drawing.id), drawing.text);
+      else
+        page.text(drawing.text);
   }
   add_stalls(page, run);
   page.append(report_page(run));

@@ -20,8 +20,4 @@ Page live_page(const LiveRun& run, const std::vector<Playground::Drawing>& drawi
 // Returns the page of several runs, with the way to each. `runs` are below it, by their numbers ("0/").
 Page overview_page(const std::vector<LiveRun>& runs);
 
-// Adds a table of what kept the steps of a run from computing, if anything did: by cause, over the whole run
-// and over its newest tenth.
-void add_stalls(Page& page, const ReportedRun& run);
-
 }  // namespace kiln

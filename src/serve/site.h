@@ -27,24 +27,22 @@ class Site {
   // read at once. Called by one thread; everything else may be called by any.
   bool update();
 
-  size_t num_runs() const { return options_.runs.size(); }
+  int64_t num_runs() const { return std::ssize(runs_); }
   bool is_read_only() const { return options_.is_read_only; }
-  const PageFeed& page_of(size_t run) const { return *pages_[run]; }
+  const PageFeed& page_of(int64_t run) const { return pages_[run]; }
   const PageFeed& overview() const { return overview_; }
   // Makes a request of a run, or begins to draw. Return what to say of it. Throw Error.
-  std::string ask(size_t run, const std::string& request);
-  std::string draw(size_t run, const std::string& fields);
-  std::shared_ptr<const std::string> drawn(size_t run, const std::string& name) const;
+  std::string ask(int64_t run, const std::string& request);
+  std::string draw(int64_t run, const std::string& fields);
+  // Returns the picture of this name ("1.png") among the drawings of a run, or nothing.
+  std::shared_ptr<const std::string> drawn(int64_t run, const std::string& name) const;
 
  private:
-  void read_runs(std::vector<char>& has_changed);
-
   const ServeOptions options_;
   std::vector<LiveRun> runs_;
-  std::vector<std::unique_ptr<PageFeed>> pages_;
+  std::vector<PageFeed> pages_;
   PageFeed overview_;
   Playground playground_;
-  int64_t drawn_changes_ = -1;
 };
 
 }  // namespace kiln
