@@ -271,7 +271,7 @@ TEST(Objective, ContrastiveFlowIsTheDifferenceOfTwoDistances) {
 
 TEST(Objective, BadOptionsAreNamed) {
   EXPECT_ERROR(objective_config("edm"), "iddpm, epsilon, v_prediction, x_0, flow");
-  EXPECT_ERROR(make_objective({{"type", "edm"}}), "one of iddpm, ddpm, flow, got");
+  EXPECT_ERROR(make_objective({{"type", "edm"}}), "to be one of iddpm, ddpm, flow");
   EXPECT_ERROR(make_objective(json::array()), "object");
   EXPECT_ERROR(make_objective({{"type", "flow"}, {"weighting", "sigma"}}), "weighting");
   EXPECT_ERROR(make_objective({{"type", "flow"}, {"shift", -1}}), "shift");
