@@ -6,10 +6,10 @@
 
 #include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "core/measuring.h"
 #include "data/images/image_dataset.h"
 #include "data/store/feature_store.h"

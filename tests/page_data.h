@@ -1,7 +1,8 @@
 // What a page holds, read back from its file.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "core/json.h"
 
 namespace kiln::test {
 

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/json.h"
 
 #define XXH_INLINE_ALL  // hashes of a length that the compiler knows
 #include <xxhash.h>

@@ -6,12 +6,12 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/mapped_file.h"
+#include "core/json.h"
 #include "core/text/json_text.h"
 
 static_assert(std::endian::native == std::endian::little,

@@ -1,8 +1,8 @@
 // kiln models: what can be trained, planned and fetched, from the registries of these.
-#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "core/aten.h"
+#include "core/json.h"
 #include "core/units.h"
 #include "download/download_command.h"
 #include "models/registry.h"

@@ -1,9 +1,9 @@
 // The parts of kiln probe: what it advises, and the variants that it compares.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
+#include "core/json.h"
 #include "plan/run/plan.h"
 #include "run/train_options.h"
 

@@ -1,10 +1,10 @@
 // README.md of a diffusers folder: what the model is, and what draws the same picture with Kiln and with
 // diffusers. Also how diffusers takes the steps of Kiln's samplers.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/family.h"
 #include "models/model_record.h"
 

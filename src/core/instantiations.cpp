@@ -1,7 +1,8 @@
 // Instantiates once the header templates that nearly every file uses. They would take a third of the compile
 // time of each file.
 #include <fmt/format-inl.h>
-#include <nlohmann/json.hpp>
+
+#include "core/json.h"
 
 template class nlohmann::basic_json<>;  // core/pch_base.h declares them extern
 template class nlohmann::detail::serializer<nlohmann::json>;

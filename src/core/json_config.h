@@ -2,11 +2,12 @@
 #pragma once
 #include <cstdint>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/json.h"
 
 namespace kiln {
 

@@ -1,6 +1,6 @@
 // Members of a struct in JSON under their own names, each named once. Torch-free.
 #pragma once
-#include <nlohmann/json.hpp>
+#include "core/json.h"
 
 // Does json["name"] = record.name for every name.
 #define KILN_WRITE_FIELDS(json, record, ...)                                 \

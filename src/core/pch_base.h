@@ -4,10 +4,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "core/json.h"
 
 extern template class nlohmann::basic_json<>;  // instantiations.cpp has them
 extern template class nlohmann::detail::serializer<nlohmann::json>;

@@ -1,9 +1,10 @@
 // Recipes: flat TOML files. Torch-free.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/json.h"
 
 namespace kiln {
 

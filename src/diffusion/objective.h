@@ -3,9 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "core/json.h"
 
 namespace kiln {
 

@@ -1,10 +1,10 @@
 // Options of the objective.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "core/choices.h"
+#include "core/json.h"
 
 namespace kiln {
 

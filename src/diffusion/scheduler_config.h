@@ -1,6 +1,6 @@
 // Objectives as diffusers' scheduler_config.json tells them.
 #pragma once
-#include <nlohmann/json.hpp>
+#include "core/json.h"
 
 namespace kiln {
 

@@ -1,10 +1,10 @@
 // What a machine has for Kiln, what it lacks, and what would make runs on it faster: kiln doctor.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/choices.h"
+#include "core/json.h"
 
 namespace kiln {
 

@@ -5,11 +5,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/entries.h"
+#include "core/json.h"
 #include "core/text/json_text.h"
 #include "core/text/printable.h"
 

@@ -1,9 +1,9 @@
 // The metrics that a feature net gives, the reference that samples are judged by, and the values of metrics.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "evaluate/picture_set.h"
 #include "models/features/feature_nets.h"
 

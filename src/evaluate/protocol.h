@@ -2,9 +2,10 @@
 // compare only under the same stamp. Torch-free.
 #pragma once
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "core/json.h"
 
 namespace kiln {
 

@@ -2,12 +2,12 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/choices.h"
+#include "core/json.h"
 #include "data/images/bucket_table.h"
 #include "data/images/image_dataset.h"
 #include "extract/settings.h"

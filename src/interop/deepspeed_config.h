@@ -2,10 +2,10 @@
 // (docs/deepspeed.md).
 #pragma once
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "run/train_options.h"
 
 namespace kiln {

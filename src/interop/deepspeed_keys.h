@@ -1,9 +1,10 @@
 // The keys of DeepSpeed's configuration file and what each means here: the one table behind --deepspeed and
 // docs/deepspeed_keys.md. Torch-free.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+
+#include "core/json.h"
 
 namespace kiln {
 

@@ -1,10 +1,10 @@
 // --recipe FILE of another trainer: the YAML configs of NVlabs/Sana and the Python configs of PixArt-alpha
 // and PixArt-sigma, as options of training (docs/migrating.md).
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "run/train_options.h"
 
 namespace kiln {

@@ -1,11 +1,11 @@
 // The arithmetic of a model's forward pass, for shares of a machine's peak and for the bound of a step. It is
 // that of the model's definition, whatever operations compute it.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/json.h"
 #include "models/model.h"
 
 namespace kiln {

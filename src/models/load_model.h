@@ -1,9 +1,9 @@
 // A model's weights under its own keys, from any source of weights.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "core/json.h"
 #include "models/family.h"
 #include "models/lora_keys.h"
 #include "models/weights_source.h"

@@ -5,12 +5,12 @@
 
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/json_config.h"
 #include "core/text/json_text.h"
 #include "core/text/name_pattern.h"

@@ -6,10 +6,10 @@
 
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/model.h"
 #include "models/model_options.h"
 

@@ -1,12 +1,12 @@
 // LoRA adapters in the keys of the programs that write them: PEFT's (adapter_config.json beside the weights),
 // diffusers' (pytorch_lora_weights.safetensors) and kohya's (lora_unet_..; what most shared files hold).
 #pragma once
-#include <nlohmann/json.hpp>
 
 #include <map>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/family.h"
 #include "models/lora.h"
 

@@ -3,12 +3,12 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/json.h"
 
 namespace kiln {
 

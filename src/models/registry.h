@@ -2,11 +2,11 @@
 // overridden by the given keys.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/family.h"
 #include "models/model.h"
 #include "models/weights.h"

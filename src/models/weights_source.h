@@ -1,10 +1,10 @@
 // Where the weights at a path lie, and what their files say about them: a weights file, a diffusers folder, a
 // run or one of its checkpoints.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "core/json.h"
 #include "models/model_record.h"
 
 namespace kiln {

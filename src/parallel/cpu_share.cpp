@@ -13,13 +13,13 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
 #include <thread>
 
 #include "core/control_groups.h"
 #include "core/files/entries.h"
+#include "core/json.h"
 #include "parallel/ranks/ranks.h"
 
 namespace kiln {

@@ -1,9 +1,9 @@
 // The options of training by their names: as JSON, in recipes, in config.toml and as a command to paste.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "run/train_options.h"
 
 namespace kiln {

@@ -1,10 +1,10 @@
 // What a run takes from the published models of its family where the user leaves it open.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 
+#include "core/json.h"
 #include "models/model.h"
 #include "models/model_record.h"
 #include "run/train_options.h"

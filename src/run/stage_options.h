@@ -1,9 +1,9 @@
 // The stages of a run: parts with data, length and settings of their own, trained one after another.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "run/train_options.h"
 
 namespace kiln {

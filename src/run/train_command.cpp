@@ -1,6 +1,6 @@
+#include "core/json.h"
 #include "run/option_values.h"
 
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "run/option_table.h"

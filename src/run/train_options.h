@@ -3,11 +3,11 @@
 // line.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/choices.h"
+#include "core/json.h"
 #include "diffusion/objective_options.h"
 #include "models/model_options.h"
 #include "models/text/caption_options.h"

@@ -5,11 +5,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "data/images/images.h"
 #include "diffusion/sampler.h"
 #include "models/autoencoders/autoencoder.h"

@@ -5,13 +5,13 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/files/temporary_folder.h"
+#include "core/json.h"
 
 namespace kiln {
 

@@ -1,10 +1,10 @@
 // Which samples made a step's loss or gradient not finite.
 #pragma once
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "data/store/sample_order.h"
 #include "step/step_result.h"
 

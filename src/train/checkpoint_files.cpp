@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "checkpoint/file_parts.h"
 #include "checkpoint/train_state.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/tensors.h"
 #include "models/model.h"
 #include "watch/prediction.h"

@@ -1,9 +1,9 @@
 // `kiln probe`: runs the planned command for a few hundred real steps and says what they mean for the whole
 // run.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/json.h"
 #include "parallel/ranks/process_group.h"
 #include "run/train_options.h"
 #include "train/loop.h"

@@ -4,10 +4,10 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "ops/kernel_args.h"
 
 namespace kiln {

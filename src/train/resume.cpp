@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/text/some_of.h"
 #include "core/threads/parallel_pieces.h"
 #include "parallel/ranks/agreement.h"

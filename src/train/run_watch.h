@@ -4,10 +4,10 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "checkpoint/train_state.h"
+#include "core/json.h"
 #include "data/loader/batch.h"
 #include "train/bad_step.h"
 #include "train/progress.h"

@@ -1,9 +1,9 @@
 // Builds model, training state and step from options, for training and for a dry run that plans.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/json.h"
 #include "data/loader/batch.h"
 #include "diffusion/objective.h"
 #include "models/forward_flops.h"

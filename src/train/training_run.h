@@ -3,10 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "core/json.h"
 #include "data/loader/batches.h"
 #include "models/model_record.h"
 #include "parallel/ranks/process_group.h"

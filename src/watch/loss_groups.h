@@ -1,8 +1,9 @@
 // Sums losses by name, such as the source of a sample.
 #pragma once
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "core/json.h"
 
 namespace kiln {
 

@@ -5,10 +5,10 @@
 #include <array>
 #include <chrono>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "parallel/cpu_share.h"
 #include "parallel/nvml.h"
 #include "step/step.h"

@@ -9,12 +9,12 @@
 #include <chrono>
 #include <deque>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "step/step_observer.h"
 
 namespace kiln {

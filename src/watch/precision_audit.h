@@ -3,10 +3,10 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "core/page/page.h"
 #include "step/span.h"
 

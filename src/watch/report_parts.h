@@ -1,10 +1,10 @@
 // The parts of a run's page. Each adds nothing if the run has nothing of it.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/json.h"
 #include "core/page/page.h"
 #include "watch/prediction.h"
 #include "watch/reported_run.h"

@@ -1,12 +1,12 @@
 // What reports read of a run: its log, its evaluations and its newest checkpoint.
 #pragma once
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/train_state.h"
+#include "core/json.h"
 #include "core/page/page.h"
 
 namespace kiln {

@@ -20,6 +20,13 @@ namespace {
 
 std::string log_path(const std::string& run) { return run + "/log.jsonl"; }
 
+// Whether a line of a log was written up to `step`. A line that tells of no step counts as such.
+bool is_up_to(const nlohmann::json& line, int64_t step) {
+  if (!line.is_object()) return false;
+  const auto found = line.find("step");
+  return found == line.end() || (found->is_number() && found->get<double>() <= static_cast<double>(step));
+}
+
 }  // namespace
 
 std::vector<nlohmann::json> read_run_log(const std::string& run) {
@@ -44,8 +51,7 @@ void RunLog::cut_beyond(int64_t step) {
   std::string kept;
   bool cut = false;
   for (std::string text; file.next(text);) {
-    const nlohmann::json line = json_or_discarded("log", text, path_);
-    if (file.is_whole() && line.is_object() && line.value("step", int64_t{0}) <= step)
+    if (file.is_whole() && is_up_to(json_or_discarded("log", text, path_), step))
       kept += text + "\n";
     else
       cut = true;

@@ -2,10 +2,11 @@
 // measurements and {"event": ...} for events. Torch-free.
 #pragma once
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
+
+#include "core/json.h"
 
 namespace kiln {
 

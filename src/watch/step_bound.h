@@ -1,10 +1,10 @@
 // The bound of a step or a pass: the least time in which a machine could compute what the model's definition
 // asks for, and where the time above it goes.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "core/page/page.h"
 #include "parallel/machine.h"
 #include "step/span.h"

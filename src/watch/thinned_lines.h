@@ -2,8 +2,9 @@
 // log, and keeps the lowest and the highest of them.
 #pragma once
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <vector>
+
+#include "core/json.h"
 
 namespace kiln {
 

@@ -1,7 +1,7 @@
 #include "checkpoint/file_checksum.h"
+#include "core/json.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <stdexcept>
 

@@ -3,11 +3,11 @@
 
 #include <array>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "diffusion/sampler.h"
 
 namespace kiln {

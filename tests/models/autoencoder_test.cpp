@@ -1,10 +1,9 @@
 // Loading of autoencoders, and what extraction and sampling rely on. tests/reference/test_autoencoder_kl.py
 // holds the numbers against diffusers.
 #include "models/autoencoders/autoencoder.h"
+#include "core/json.h"
 
 #include <c10/core/InferenceMode.h>
-
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
 #include "core/allocations.h"

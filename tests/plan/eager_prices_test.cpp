@@ -5,9 +5,9 @@
 
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/json.h"
 #include "plan/price/price.h"
 
 namespace kiln {

@@ -17,7 +17,7 @@ from conftest import FULL, REPOSITORY, program
 from interruptions import wait_until
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
-from gpu_checks import cuda_tests, evidence, kernel_variants, speeds, trainings  # noqa: E402
+from gpu_checks import cuda_tests, evidence, kernel_variants, kernels, speeds, trainings  # noqa: E402
 from gpu_checks.machine import environment  # noqa: E402
 from gpu_checks.session import Failed, NotRun, Session, side_by_side  # noqa: E402
 
@@ -192,6 +192,13 @@ def test_epilogues_must_be_served(plain):
 def test_a_program_that_fails_says_why(session):
     session.check("bad", lambda s: trainings.train(s, s.out, "bad", "--device", "cpu", "--lr", "-1"))
     assert session.checks[0]["state"] == "FAILED" and "kiln ended with" in session.checks[0]["summary"]
+
+
+def test_options_of_the_later_runs_are_kilns(session):
+    """Their whole rehearsals are under --full alone."""
+    session.check("kernels of a step", kernels.of_a_step, "DiT-XL/2", 32)
+    session.check("speed", speeds.speed_of, "DiT-XL/2", 32, 20, "--keep-gelu", "--cuda-graph")
+    assert [check["state"] for check in session.checks] == ["ok", "ok"], session.checks
 
 
 @pytest.mark.parametrize("run", ["first", "second", "third"])

@@ -20,10 +20,10 @@ class Outputs : public ::testing::Test {
   const fs::path run_ = folder_.path();
 };
 
-TEST_F(Outputs, LogIsCutBehindTheCheckpointAndAtATornLine) {
+TEST_F(Outputs, LogIsCutBehindTheCheckpointAndAtOddLines) {
   std::ofstream(run_ / "log.jsonl")
       << "{\"step\":1,\"loss\":1}\n{\"event\":\"resume\",\"step\":1}\n{\"step\":2,\"loss\":2}\n"
-      << "{\"step\":3,\"loss\":3}\n{\"step\":2,\"lo";
+      << "{\"step\":3,\"loss\":3}\n{\"step\":1e92}\n{\"step\":\"1\"}\n{\"step\":2,\"lo";
   { RunLog(run_, 2).append({{"event", "resume"}, {"step", 2}}); }
   EXPECT_EQ(text("log.jsonl"),
             "{\"step\":1,\"loss\":1}\n{\"event\":\"resume\",\"step\":1}\n{\"step\":2,\"loss\":2}\n"

@@ -1,9 +1,9 @@
 // Options of training as a line of text.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 
+#include "core/json.h"
 #include "run/option_values.h"
 
 namespace kiln::test {

@@ -3,10 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/error.h"
+#include "core/json.h"
 
 namespace kiln::conformance {
 

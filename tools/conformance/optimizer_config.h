@@ -3,8 +3,8 @@
 // {"type": "came", .. "clip_threshold", "variant"}.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "core/json.h"
 #include "core/json_config.h"
 #include "optim/optimizer.h"
 

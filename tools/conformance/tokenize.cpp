@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/json_config.h"
 #include "io.h"
 #include "text/tokenizers/tokenizer.h"

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "annotations.h"
@@ -12,6 +11,7 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/input_file.h"
+#include "core/json.h"
 #include "data/images/images.h"
 #include "emoji_font.h"
 #include "emoji_list.h"

@@ -2,12 +2,13 @@
 // the one template that draws it (page.html). Torch-free.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "core/json.h"
 
 namespace kiln {
 

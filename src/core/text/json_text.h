@@ -2,9 +2,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+
+#include "core/json.h"
 
 namespace kiln {
 

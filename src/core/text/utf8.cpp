@@ -1,6 +1,6 @@
 #include "core/text/utf8.h"
 
-#include <nlohmann/json.hpp>
+#include "core/json.h"
 
 namespace kiln {
 

@@ -1,8 +1,9 @@
 // YAML configs that other programs write, as JSON. Torch-free.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+
+#include "core/json.h"
 
 namespace kiln {
 

@@ -3,11 +3,11 @@
 #include <array>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "data/images/image_dataset.h"
 
 namespace kiln::layouts {

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include "core/json.h"
 #include "data/images/image_dataset.h"
 
 namespace kiln {

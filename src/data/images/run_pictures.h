@@ -4,11 +4,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "core/json.h"
 #include "data/images/image_dataset.h"
 #include "data/images/left_out_list.h"
 

@@ -1,8 +1,8 @@
+#include "core/json.h"
 #include "data/store/other_caches.h"
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/text/json_text.h"

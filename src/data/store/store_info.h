@@ -1,12 +1,12 @@
 // store.json, which describes a feature store. Torch-free.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/json.h"
 #include "data/store/data_shape.h"
 #include "data/store/sample_order.h"
 

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <filesystem>
 
-#include <nlohmann/json.hpp>
-
 #include "core/error.h"
 #include "core/files/entries.h"
 #include "core/files/input_file.h"
+#include "core/json.h"
 #include "core/json_config.h"
 #include "core/json_fields.h"
 #include "core/text/json_text.h"

@@ -2,10 +2,10 @@
 // here. Configs hold "steps" and, but for IDDPM's, "scheduler": a diffusers scheduler_config.json.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "diffusion/sampler.h"
 
 namespace kiln {

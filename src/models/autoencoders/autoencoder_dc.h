@@ -2,10 +2,10 @@
 // with diffusers' names for its config and its weights. It encodes to latents, not to a distribution.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/model.h"
 

@@ -3,10 +3,10 @@
 #pragma once
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/model.h"
 

@@ -1,9 +1,9 @@
+#include "core/json.h"
 #include "models/autoencoders/autoencoder.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"

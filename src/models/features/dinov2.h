@@ -5,9 +5,9 @@
 
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/json.h"
 #include "models/model.h"
 
 namespace kiln {

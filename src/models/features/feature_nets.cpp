@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/weights_file.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/text/json_text.h"
 #include "core/text/some_of.h"
 #include "models/features/dinov2.h"

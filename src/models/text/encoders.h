@@ -2,9 +2,9 @@
 #pragma once
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/json.h"
 #include "models/text/text_encoder.h"
 
 namespace kiln {

@@ -2,10 +2,10 @@
 #pragma once
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/text/text_encoder.h"
 
 namespace kiln {

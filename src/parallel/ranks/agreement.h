@@ -3,10 +3,10 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "parallel/ranks/process_group.h"
 
 namespace kiln {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "parallel/offload/device_wait.h"
 #include "parallel/ranks/process_group.h"
 

@@ -1,9 +1,9 @@
 // `kiln train --memory-budget` and its pre-flight: memory choices that fit a budget, and the refusal of what
 // does not fit the machine, before anything is allocated.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/json.h"
 #include "parallel/ranks/process_group.h"
 #include "plan/run/plan.h"
 

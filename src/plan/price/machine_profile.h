@@ -6,12 +6,12 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/dry_run.h"
+#include "core/json.h"
 #include "data/images/image_header.h"
 #include "plan/price/machine_clock.h"
 #include "step/span.h"

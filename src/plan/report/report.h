@@ -1,9 +1,9 @@
 // A plan as text, JSON and a page, and the tables of docs/.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
+#include "core/json.h"
 #include "plan/run/make_plan.h"
 
 namespace kiln {

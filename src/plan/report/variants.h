@@ -1,10 +1,10 @@
 // `kiln probe --variants`: several configurations of a run side by side, each with what it gains.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "plan/run/plan.h"
 
 namespace kiln {

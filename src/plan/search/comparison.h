@@ -1,11 +1,11 @@
 // `kiln plan --search` over models and GPU types: which model for these GPUs, which GPUs for this model.
 #pragma once
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "plan/run/plan.h"
 #include "plan/search/search_space.h"
 

@@ -1,9 +1,9 @@
 // `kiln plan --search`: finds the few best of all configurations of a run, as commands.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "plan/search/search_space.h"
 
 namespace kiln {

@@ -1,7 +1,7 @@
+#include "core/json.h"
 #include "text/tokenizers/subword_model.h"
 
 #include <array>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
 

@@ -2,10 +2,10 @@
 #pragma once
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "text/tokenizers/added_tokens.h"
 
 namespace kiln::text {

@@ -3,11 +3,11 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "extract/encoded_text.h"
 #include "extract/image_batches.h"
 #include "models/conditioning.h"

@@ -2,10 +2,10 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "ops/op_recorder.h"
 #include "parallel/ranks/process_group.h"
 #include "run/train_options.h"

@@ -2,10 +2,10 @@
 #pragma once
 #include <chrono>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "core/json.h"
 #include "core/stop_signal.h"
 #include "train/checkpoint_files.h"
 #include "train/checkpoint_saver.h"

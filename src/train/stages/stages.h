@@ -1,10 +1,10 @@
 // The stages of a run: which are done, which one is under way, what lies ahead. A run without [[stage]]s has
 // one stage.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "parallel/ranks/process_group.h"
 #include "run/stage_options.h"
 #include "train/dataset/store_data.h"

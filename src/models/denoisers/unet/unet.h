@@ -5,10 +5,10 @@
 // because it pops a skip of the new size.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "core/json.h"
 #include "models/denoisers/unet/unet_config.h"
 
 namespace kiln {

@@ -1,10 +1,10 @@
 // The config of UNet2DConditionModel (models/denoisers/unet/unet.h), as diffusers names it.
 #pragma once
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "models/family.h"
 
 namespace kiln {
