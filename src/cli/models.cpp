@@ -1,5 +1,4 @@
 // kiln models: what can be trained, planned and fetched, from the registries of these.
-
 #include "cli/commands.h"
 #include "core/aten.h"
 #include "core/json.h"

@@ -86,7 +86,7 @@ SampleOrigin origin_of_samples(const std::string& path) {
   for (const char* key : {"sampler", "cfg_scale", "cfg_convention", "compute_dtype", "autoencoder"})
     origin.protocol[key] = settings.value(key, json());
   const bool takes_labels =
-      !settings.contains("prompts") && settings.value("/model/num_classes"_json_pointer, 1) > 0;
+      !settings.contains("prompts") && settings.value("/model/num_classes"_json_pointer, int64_t{1}) > 0;
   if (takes_labels) origin.protocol["classes"] = settings.value("classes", json());
   if (takes_labels || settings.contains("label_sampling"))  // prompts may be drawn at random as well
     origin.protocol["label_sampling"] = settings.value("label_sampling", "in turn");

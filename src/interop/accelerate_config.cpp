@@ -109,7 +109,7 @@ class AccelerateReader {
           brief(file_["num_machines"]));
     if (file_.contains("num_processes")) {
       const json& count = file_["num_processes"];
-      if (!count.is_number_integer() || count.get<int64_t>() < 1)
+      if (!is_integer(count) || count.get<int64_t>() < 1)
         refuse("num_processes expects a positive number, got {}", brief(count));
       if (count != 1) set("num_processes", "nproc", count);
       if (context_.world_size <= 1) context_.world_size = count.get<int64_t>();

@@ -262,7 +262,7 @@ class Reader {
   };
   std::optional<Size> size_of(const std::string& key, const char* option, int64_t ours) const {
     if (const auto found = values_.find(key); found != values_.end()) {
-      if (!found->second.is_number_integer() || found->second.get<int64_t>() < 1)
+      if (!is_integer(found->second) || found->second.get<int64_t>() < 1)
         refuse("{} expects a positive number or \"auto\", got {}", key, brief(found->second));
       return Size{key, found->second.get<int64_t>()};
     }

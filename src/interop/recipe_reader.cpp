@@ -103,9 +103,10 @@ void RecipeReader::read_schedule() {
   set("lr-schedule", value("lr_schedule"), "lr_schedule");
   const json arguments = value("lr_schedule_args");
   if (arguments.is_null()) return;
-  if (!arguments.is_object() || !arguments.value("num_warmup_steps", json(0)).is_number_integer())
+  if (!arguments.is_object() || !is_integer(arguments.value("num_warmup_steps", json(0))))
     refuse("lr_schedule_args expects num_warmup_steps, got {}", brief(arguments));
-  set("lr-warmup-steps", arguments.value("num_warmup_steps", 0), "lr_schedule_args.num_warmup_steps");
+  set("lr-warmup-steps", arguments.value("num_warmup_steps", int64_t{0}),
+      "lr_schedule_args.num_warmup_steps");
 }
 
 void RecipeReader::read_files() {

@@ -39,7 +39,7 @@ std::vector<ModelRecord::PictureSize> read_buckets(const JsonConfig& config) {
   const json& sizes = config.at("buckets");
   buckets.reserve(sizes.size());
   for (const json& size : sizes) {
-    if (!size.is_array() || size.size() != 2 || !size[0].is_number_integer() || !size[1].is_number_integer())
+    if (!size.is_array() || size.size() != 2 || !is_integer(size[0]) || !is_integer(size[1]))
       fail(config.who(), "expected buckets to be a list of [height, width], got {}", brief(sizes));
     buckets.push_back({.height = size[0].get<int64_t>(), .width = size[1].get<int64_t>()});
   }

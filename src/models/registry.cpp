@@ -87,7 +87,7 @@ std::span<const Family> denoiser_families() { return families(); }
 int64_t own_image_size(const std::string& name, const json& config) {
   const Merged preset = merge(name, nullptr);
   const char* key = preset.family->size_key;
-  const bool says_size = config.is_object() && config.contains(key) && config[key].is_number_integer();
+  const bool says_size = config.is_object() && config.contains(key) && is_integer(config[key]);
   return (says_size ? config[key] : preset.resolve().at(key)).get<int64_t>() *
          preset.family->latents.downsample;
 }

@@ -28,10 +28,8 @@ bool assign(const char*, std::floating_point auto& field, const nlohmann::json& 
 }
 template <std::integral T>
 bool assign(const char*, T& field, const nlohmann::json& value) {
-  const bool negative = !value.is_number_unsigned() && value.is_number_integer() && value.get<int64_t>() < 0;
-  if (!value.is_number_integer() || (std::is_unsigned_v<T> && negative)) return false;
-  value.get_to(field);
-  return true;
+  if (is_integer<T>(value)) value.get_to(field);
+  return is_integer<T>(value);
 }
 template <TextOption T>
 bool assign(const char* name, T& field, const nlohmann::json& value) {

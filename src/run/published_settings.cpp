@@ -71,7 +71,7 @@ json kept(const json& recorded, const char* const (&names)[N]) {
 }
 
 bool drew(const json& recorded) {
-  return recorded.value("sample-every", 0) > 0 || recorded.value("evaluate-every", 0) > 0;
+  return recorded.value("sample-every", int64_t{0}) > 0 || recorded.value("evaluate-every", int64_t{0}) > 0;
 }
 
 // Sets the options that are not given.

@@ -53,7 +53,7 @@ void set_stage_key(StageOptions& stage, const std::string& key, const nlohmann::
     stage.epochs = positive(key, value);
   } else if (key == "steps") {
     positive(key, value);
-    if (!value.is_number_integer()) fail("train", "steps expects an integer, got {}", brief(value));
+    if (!is_integer(value)) fail("train", "steps expects an integer, got {}", brief(value));
     stage.steps = value;
   } else if (key == "data" && value.is_array()) {
     set_data(stage, value);

@@ -1,8 +1,8 @@
-#include "core/json.h"
 #include "run/option_values.h"
 
 #include <set>
 
+#include "core/json.h"
 #include "run/option_table.h"
 #include "run/published_settings.h"
 

@@ -82,7 +82,7 @@ void LiveRun::take_line(const std::string& text) try {
   count_line(line, run_);
   if (line.contains("event")) run_.log.push_back(line);
   if (line.contains("loss")) steps_.add(std::move(line));
-} catch (const Error&) {  // it is beyond the limits of JSON, and passed over as other lines are that are none
+} catch (const std::exception&) {  // beyond the limits of JSON, or its values: passed over as what is none
 }
 
 bool LiveRun::read_beside() {

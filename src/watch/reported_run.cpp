@@ -41,7 +41,7 @@ std::vector<Json> read_evaluations(const std::string& run) {
 
 int64_t count_of(const Json& line, const char* key) {
   const auto found = line.find(key);
-  return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+  return found != line.end() && is_integer(*found) ? found->get<int64_t>() : 0;
 }
 
 // Replaces the options of drawing by how the run's record says that its pictures are drawn. Without a record

@@ -1,10 +1,10 @@
 #include "checkpoint/file_checksum.h"
-#include "core/json.h"
 
 #include <algorithm>
 #include <random>
 #include <stdexcept>
 
+#include "core/json.h"
 #include "test_files.h"
 
 #define XXH_INLINE_ALL

@@ -42,6 +42,10 @@ TEST(Json, IntegersAreReadWithinTheirRange) {
   EXPECT_EQ(json::parse("-9223372036854775808.0").get<int64_t>(), INT64_MIN);
   EXPECT_EQ(json::parse("18446744073709551615").get<uint64_t>(), UINT64_MAX);
   EXPECT_EQ(json::parse("4.7").get<int>(), 4);
+  EXPECT_EQ(json::parse("-0.5").get<uint8_t>(), 0);
+  EXPECT_TRUE(is_integer(json(-1)) && is_integer<uint8_t>(json(255)));
+  for (const char* text : {"-1", "256", "1.0", "true", "\"1\"", "null"})
+    EXPECT_FALSE(is_integer<uint8_t>(json::parse(text))) << text;
 }
 
 TEST(JsonText, Finding8DepthAndCountsAreLimited) {

@@ -122,7 +122,8 @@ TEST_F(PicturesOfARun, Friction24TheListKnowsStagesAndDataSets) {
   test::write_bytes(list(), text + "{\"picture\": \"torn");
   first->leave_out(3, "broken");
   EXPECT_EQ(lines().size(), 4U) << "behind a line that a full disk has cut";
-  test::write_bytes(list(), text + "{\"picture\": \"torn");
+  test::write_bytes(list(),
+                    text + R"({"picture": "other", "why": "", "stage": 1e92})" + "\n{\"picture\": \"torn");
   prepare_left_out(list(), 8, /*begins=*/true);
   EXPECT_EQ(test::read_bytes(list()), text);
   prepare_left_out(list(), 0, /*begins=*/false);

@@ -1,6 +1,5 @@
 // Any bytes as the folder of a training run: its checkpoints are listed and checked, its log and evaluations
 // are read for a report, and the log is opened as a resume does.
-
 #include "checkpoint/train_state.h"
 #include "core/json.h"
 #include "fuzz/cut_folder.h"

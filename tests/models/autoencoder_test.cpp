@@ -1,13 +1,13 @@
 // Loading of autoencoders, and what extraction and sampling rely on. tests/reference/test_autoencoder_kl.py
 // holds the numbers against diffusers.
 #include "models/autoencoders/autoencoder.h"
-#include "core/json.h"
 
 #include <c10/core/InferenceMode.h>
 
 #include "checkpoint/tensor_files.h"
 #include "core/allocations.h"
 #include "core/dry_run.h"
+#include "core/json.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/tiling.h"
 #include "models/denoiser_checks.h"

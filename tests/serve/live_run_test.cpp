@@ -59,6 +59,7 @@ TEST_F(LiveRuns, ReadsALogThatWasWrittenAnew) {
 TEST_F(LiveRuns, TakesEachLineOnceWhateverItIs) {
   add_steps(1, 2);
   add(std::string(100, '[') + "\n{\"event\":\"checkpoint\",\"step\":2}\n");
+  add("{\"step\":18446744073709551615,\"images_seen\":1e92}\n");
   EXPECT_TRUE(live_.update());
   add_steps(3, 3);
   EXPECT_TRUE(live_.update());

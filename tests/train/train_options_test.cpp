@@ -42,6 +42,7 @@ TEST(TrainOptions, RecipeErrorsNameTheOption) {
   EXPECT_ERROR(set_option(options, "globalbatch", 1), "'global-batch'");
   EXPECT_ERROR(set_option(options, "lr", "high"), "lr expects a number");
   EXPECT_ERROR(set_option(options, "max-steps", 1.5), "an integer");
+  EXPECT_ERROR(set_option(options, "max-steps", UINT64_MAX), "max-steps expects an integer");
   EXPECT_ERROR(set_option(options, "seed", -1), "seed");
   EXPECT_ERROR(set_option(options, "tf32", 1), "true or false");
   EXPECT_ERROR(set_option(options, "ema-decay", {"a"}), "list");

@@ -115,7 +115,7 @@ void LabelCollector::add(const nlohmann::json& label, const std::string& where) 
     labels_.push_back({-1, label.get<std::string>(), true});
     return;
   }
-  if (!label.is_number_integer())
+  if (!is_integer(label))
     fail("dataset", "expected a class as an integer or a name, got {} ({})", brief(label), where);
   const auto index = label.get<int64_t>();
   if (index < 0 || index >= kMaxClasses)

@@ -29,7 +29,8 @@ Json parse_line(std::string_view text) {
   const auto has = [&](const char* key, bool (Json::*is)() const noexcept) {
     return line.contains(key) && (line[key].*is)();
   };
-  const bool is_whole = line.is_object() && has("picture", &Json::is_string) && has("why", &Json::is_string);
+  const bool is_whole = line.is_object() && has("picture", &Json::is_string) &&
+                        has("why", &Json::is_string) && is_integer(line.value("stage", Json(-1)));
   if (!is_whole || !line.contains("name_hex")) return is_whole ? line : Json();
   const bool is_hex = has("name_hex", &Json::is_string) &&
                       std::ranges::all_of(line["name_hex"].get_ref<const std::string&>(),

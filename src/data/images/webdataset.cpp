@@ -167,7 +167,7 @@ class WebDataset : public ImageDataset {
       const std::string where = field.path + " of " + tars_.back()->path();
       if (field.extension == "cls") {
         label = json_or_discarded("webdataset", read_text(field), where);
-        if (!label.is_number_integer()) fail("webdataset", "expected an integer class ({})", where);
+        if (!is_integer(label)) fail("webdataset", "expected an integer class ({})", where);
       } else if (field.extension == "txt") {
         if (std::string text = read_text(field); !text.empty()) record.captions = {{.text = std::move(text)}};
       } else if (field.extension == "json") {

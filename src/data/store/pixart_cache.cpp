@@ -1,10 +1,10 @@
-#include "core/json.h"
 #include "data/store/other_caches.h"
 
 #include <algorithm>
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "core/text/json_text.h"
 #include "data/images/bucket_table.h"
 
@@ -16,7 +16,7 @@ constexpr int64_t kMostPixels = int64_t{1} << 24;  // of a side
 
 int64_t side_of(const nlohmann::json& picture, const char* key, const std::string& where) {
   const auto side = picture.find(key);
-  if (side == picture.end() || !side->is_number_integer() || side->get<int64_t>() < 1 ||
+  if (side == picture.end() || !is_integer(*side) || side->get<int64_t>() < 1 ||
       side->get<int64_t>() > kMostPixels)
     fail("store import", "expected a {} in pixels ({})", key, where);
   return side->get<int64_t>();

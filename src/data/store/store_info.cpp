@@ -39,9 +39,7 @@ class Fields {
   }
   int64_t count(const char* key, int64_t minimum, int64_t maximum) const {
     const auto in_range = [&](const json& v) {
-      if (!v.is_number_integer()) return false;
-      if (v.is_number_unsigned() && v.get<uint64_t>() > static_cast<uint64_t>(maximum)) return false;
-      return v.get<int64_t>() >= minimum && v.get<int64_t>() <= maximum;
+      return is_integer(v) && v.get<int64_t>() >= minimum && v.get<int64_t>() <= maximum;
     };
     return get(key, fmt::format("an integer from {} to {}", minimum, maximum), in_range).get<int64_t>();
   }

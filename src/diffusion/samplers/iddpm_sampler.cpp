@@ -30,7 +30,7 @@ int64_t parse_count(std::string_view text, const std::string& respacing) {
 std::string steps_of(const JsonConfig& config) {
   if (!config.has("steps")) fail(config.who(), "expected \"steps\" in the sampler's config");
   const nlohmann::json& steps = config.at("steps");
-  if (steps.is_number_integer()) return std::to_string(steps.get<int64_t>());
+  if (is_integer(steps)) return std::to_string(steps.get<int64_t>());
   return config.get<std::string>("steps", "");
 }
 

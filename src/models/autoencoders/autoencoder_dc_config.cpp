@@ -43,7 +43,7 @@ std::vector<std::vector<int64_t>> multiscales(const JsonConfig& reader, const st
   for (const nlohmann::json& level : value.is_array() ? value : nlohmann::json::array({0})) {
     const bool is_kernels =
         level.is_array() && std::ranges::all_of(level, [](const nlohmann::json& kernel) {
-          return kernel.is_number_integer() && kernel.get<int64_t>() > 0 && kernel.get<int64_t>() % 2 == 1;
+          return is_integer(kernel) && kernel.get<int64_t>() > 0 && kernel.get<int64_t>() % 2 == 1;
         });
     if (!is_kernels)
       fail(kAutoencoderDc, "expected {} to be lists of odd kernel sizes, got {}", key, brief(value));

@@ -1,4 +1,3 @@
-#include "core/json.h"
 #include "models/autoencoders/autoencoder.h"
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/json_config.h"
 #include "core/tensors.h"
 #include "core/text/json_text.h"

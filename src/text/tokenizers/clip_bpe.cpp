@@ -1,4 +1,3 @@
-#include "core/json.h"
 #include "text/tokenizers/subword_model.h"
 
 #include <array>
@@ -7,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/files/input_file.h"
+#include "core/json.h"
 #include "core/text/json_text.h"
 #include "text/tokenizers/pair_merging.h"
 #include "text/tokenizers/unicode.h"
@@ -132,7 +132,7 @@ Vocabulary read_vocabulary(const std::filesystem::path& path) {
   if (!json.is_object()) fail("tokenizer", "{} is no JSON object of tokens and ids", path.string());
   Vocabulary vocabulary;
   for (const auto& [token, id] : json.items()) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
+    if (!is_integer(id) || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
       fail("tokenizer", "expected an id of token {:?}, got {} ({})", token, brief(id), path.string());
     vocabulary.set(token, id.get<int64_t>());
   }

@@ -98,7 +98,7 @@ std::map<int64_t, AddedToken> read_added_tokens(const std::filesystem::path& pat
   std::map<int64_t, AddedToken> by_id;
   const json tokens = read_object(path);
   for (const auto& [content, id] : tokens.items()) {
-    if (!id.is_number_integer())
+    if (!is_integer(id))
       fail("tokenizer", "expected an id of token {:?}, got {} ({})", content, brief(id), path.string());
     by_id[id.get<int64_t>()] = {.content = content, .normalized = !special.contains(content)};
   }

@@ -80,7 +80,7 @@ nlohmann::json complete_dit_config(const nlohmann::json& config, const WeightSha
   if (!config.contains("in_channels") && in_channels > 0) completed["in_channels"] = in_channels;
   const int64_t num_labels = dimension("y_embedder.embedding_table.weight", 0);
   const bool is_unconditional =
-      in_channels > 0 && num_labels == 0 && config.value("num_classes", int64_t{-1}) == 0;
+      in_channels > 0 && num_labels == 0 && JsonConfig("dit", config).get<int64_t>("num_classes", -1) == 0;
   if (is_unconditional && !config.contains("class_dropout_prob")) completed["class_dropout_prob"] = 0.0;
   const DitConfig c = parse_dit_config(completed);
   const int64_t rows = dimension("final_layer.linear.weight", 0);  // p * p * C_out

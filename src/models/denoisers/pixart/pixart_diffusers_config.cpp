@@ -130,7 +130,8 @@ json complete_pixart_diffusers_config(const json& config, const WeightShapes& sh
     if (!config.contains(key)) completed[key] = value;
   };
   const int64_t head_dim = width % kPublishedHeadDim == 0 ? kPublishedHeadDim : kHeadDimElsewhere;
-  const int64_t num_heads = config.value("num_attention_heads", std::max<int64_t>(width / head_dim, 1));
+  const int64_t num_heads = JsonConfig(kPixartDiffusers, config)
+                                .get<int64_t>("num_attention_heads", std::max<int64_t>(width / head_dim, 1));
   if (num_heads < 1) return completed;  // for the parser to refuse
   tell("num_attention_heads", num_heads);
   tell("attention_head_dim", width / num_heads);

@@ -153,8 +153,9 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
   const auto in_block = [&](int64_t block, const char* key) {
     return fmt::format("{}.{}.{}", keys.blocks, block, key);
   };
-  const int64_t told_heads = config.value("num_attention_heads", int64_t{0});
-  const int64_t head_dim = config.value(
+  const JsonConfig told("sana", config);
+  const int64_t told_heads = told.get<int64_t>("num_attention_heads", 0);
+  const int64_t head_dim = told.get<int64_t>(
       "attention_head_dim", told_heads > 0 ? width / told_heads : SanaConfig().attention_head_dim);
   if (head_dim < 1) return completed;  // for parse_sana_config() to refuse
   if (width % head_dim != 0)

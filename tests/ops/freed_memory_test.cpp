@@ -1,0 +1,42 @@
+// That memory which was freed is used again, as the program has it (src/cli/before_main.cpp): this test is
+// linked with it.
+#include <gtest/gtest.h>
+#include <jemalloc/jemalloc.h>
+
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+namespace kiln {
+namespace {
+
+double resident_bytes() {
+  uint64_t epoch = 1;
+  size_t bytes = 0, size = sizeof(epoch);
+  mallctl("epoch", &epoch, &size, &epoch, size);  // the counters are of the last one
+  size = sizeof(bytes);
+  EXPECT_EQ(mallctl("stats.resident", &bytes, &size, nullptr, 0), 0);
+  return static_cast<double>(bytes);
+}
+
+// Allocates as many blocks of up to `most` bytes and frees them all. What is free lies in one block then.
+void use_memory(size_t count, size_t least, size_t most, std::mt19937& random) {
+  std::vector<void*> blocks(count);
+  for (void*& block : blocks) block = std::malloc(least + random() % (most - least));
+  for (void* block : blocks) std::free(block);
+}
+
+TEST(FreedMemory, StaysAsItIsHoweverOftenManyTensorsAndThenFewAreMade) {
+  std::mt19937 random(1);
+  const auto evaluate_and_train = [&] {
+    use_memory(300, 20'000, 420'000, random);
+    for (int step = 0; step < 50; ++step) use_memory(20, 16'000, 96'000, random);
+  };
+  for (int i = 0; i < 5; ++i) evaluate_and_train();
+  const double early = resident_bytes();
+  for (int i = 0; i < 200; ++i) evaluate_and_train();
+  EXPECT_LT(resident_bytes(), 1.1 * early);
+}
+
+}  // namespace
+}  // namespace kiln
