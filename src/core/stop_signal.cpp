@@ -1,6 +1,8 @@
 #include "core/stop_signal.h"
 
+#include <array>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <ctime>
 #include <initializer_list>
@@ -27,14 +29,25 @@ void request_stop(int signal) {
   }
 }
 
+// A kernel of oneDNN's matrix product points the stack register at its own memory on the heap. A handler that
+// ran where that register points would write its frame over what lies below: weights, or another's data.
+void handle_signals_elsewhere() {
+  alignas(64) static std::array<std::byte, 64 * 1024> stack;  // the registers of AVX-512 and AMX take 11 KB
+  stack_t present{};
+  if (sigaltstack(nullptr, &present) != 0 || (present.ss_flags & SS_DISABLE) == 0) return;  // it has a stack
+  const stack_t own{.ss_sp = stack.data(), .ss_flags = 0, .ss_size = stack.size()};
+  sigaltstack(&own, nullptr);
+}
+
 }  // namespace
 
 StopSignal::StopSignal() {
   stop_requested = 0;
   requested_at_ms = 0;
+  handle_signals_elsewhere();
   struct sigaction action {};
   action.sa_handler = request_stop;
-  action.sa_flags = SA_RESTART;
+  action.sa_flags = SA_RESTART | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);

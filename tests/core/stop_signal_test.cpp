@@ -2,10 +2,14 @@
 #include "core/stop_signal.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <thread>
+#include <vector>
 
 namespace kiln {
 namespace {
@@ -60,6 +64,27 @@ TEST(StopSignalDeathTest, ALaterPressEndsAtOnce) {
       },
       ::testing::KilledBySignal(SIGINT), "");
 }
+
+#ifdef __x86_64__
+// As a kernel that uses the stack register for its own memory would get it.
+TEST(StopSignal, WritesNothingWhereTheStackRegisterPoints) {
+  const StopSignal stop;
+  const std::vector<std::byte> untouched(1 << 16, std::byte{7});
+  std::vector<std::byte> heap = untouched;
+  long result = SYS_tgkill;
+  asm volatile(
+      "mov %%rsp, %%r12\n\t"
+      "mov %[top], %%rsp\n\t"
+      "syscall\n\t"
+      "mov %%r12, %%rsp"
+      : "+a"(result)
+      : "D"(getpid()), "S"(gettid()), "d"(SIGTERM), [top] "r"(heap.data() + heap.size())
+      : "rcx", "r11", "r12", "memory");
+  EXPECT_EQ(result, 0);
+  EXPECT_TRUE(stop.requested());
+  EXPECT_TRUE(heap == untouched);
+}
+#endif
 
 }  // namespace
 }  // namespace kiln
