@@ -9,15 +9,13 @@
 
 // jemalloc reads this at start-up. A training step frees and allocates the same large tensors every time. If
 // they were given back to the system in between, each would fault in its pages anew (6,161 faults for 25 MB),
-// so freed pages are kept. A tensor may be placed in a free block of any size: by default of 64 times its own
-// at most, and where what an evaluation frees has become one block, the next one takes other pages, without
-// end.
+// so freed pages are kept. A tensor may be placed in a free block of any size. By default that is at most 64
+// times its own: what an evaluation had freed became one block, which the next could not use, and so on.
 extern "C" {
 extern const char* malloc_conf;
 const char* malloc_conf =
-    "background_thread:false,dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:64,metadata_thp:"
-    "auto,"
-    "thp:always";
+    "background_thread:false,dirty_decay_ms:-1,muzzy_decay_ms:-1,"
+    "lg_extent_max_active_fit:64,metadata_thp:auto,thp:always";
 }
 
 #ifndef __SANITIZE_ADDRESS__  // it has to be the first to run

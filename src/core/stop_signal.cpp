@@ -32,8 +32,8 @@ void request_stop(int signal) {
 // A kernel of oneDNN's matrix product points the stack register at its own memory on the heap. A handler that
 // ran where that register points would write its frame over what lies below: weights, or another's data.
 void handle_signals_elsewhere() {
-  alignas(64) static std::array<std::byte, size_t{64} * 1024>
-      stack;  // the registers of AVX-512 and AMX take 11 KB
+  constexpr size_t kStackBytes = 1 << 16;  // the registers of AVX-512 and AMX take 11 KB of it
+  alignas(64) static std::array<std::byte, kStackBytes> stack;
   stack_t present{};
   if (sigaltstack(nullptr, &present) != 0 || (present.ss_flags & SS_DISABLE) == 0) return;  // it has a stack
   const stack_t own{.ss_sp = stack.data(), .ss_flags = 0, .ss_size = stack.size()};

@@ -5,8 +5,8 @@ namespace kiln {
 
 // While it lives, the first SIGINT or SIGTERM sets requested(). Another one at least two seconds later ends
 // the process at once. Writing a file beyond the process's size limit then gives an error to report instead
-// of a fatal signal. The main thread makes it: the system gives that one the signal, which has a stack for
-// it.
+// of a fatal signal. The main thread makes it, since the system prefers that one for a signal and only it
+// has a stack for the handler.
 class StopSignal {
  public:
   StopSignal();
