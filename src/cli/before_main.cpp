@@ -10,11 +10,13 @@
 // jemalloc reads this at start-up. A training step frees and allocates the same large tensors every time. If
 // they were given back to the system in between, each would fault in its pages anew (6,161 faults for 25 MB),
 // so freed pages are kept. A tensor may be placed in a free block of any size. By default that is at most 64
-// times its own: what an evaluation had freed became one block, which the next could not use, and so on.
+// times its own: what an evaluation had freed became one block, which the next could not use, and so on. One
+// arena serves all threads: with four for each processor, a thread of an evaluation came to another one each
+// time, until every arena had kept what any thread ever needed.
 extern "C" {
 extern const char* malloc_conf;
 const char* malloc_conf =
-    "background_thread:false,dirty_decay_ms:-1,muzzy_decay_ms:-1,"
+    "narenas:1,background_thread:false,dirty_decay_ms:-1,muzzy_decay_ms:-1,"
     "lg_extent_max_active_fit:64,metadata_thp:auto,thp:always";
 }
 
