@@ -91,4 +91,9 @@ void return_freed_memory() {
     }
 }
 
+void trim_heap() {
+  // 4096 stands for every arena (MALLCTL_ARENAS_ALL).
+  if (mallctl) mallctl("arena.4096.purge", nullptr, nullptr, nullptr, 0);
+}
+
 }  // namespace kiln

@@ -20,4 +20,8 @@ HostMemory host_memory(const std::string& root = "");
 // than jemalloc it only makes the pages small.
 void return_freed_memory();
 
+// Gives memory that is free now back to the system, once. It is for the end of what is rare and needs memory
+// of its own: a step would fault its pages in anew. With an allocator other than jemalloc it does nothing.
+void trim_heap();
+
 }  // namespace kiln

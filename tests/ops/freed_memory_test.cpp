@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+#include "core/memory_limits.h"
+
 namespace kiln {
 namespace {
 
@@ -36,6 +38,15 @@ TEST(FreedMemory, StaysAsItIsHoweverOftenManyTensorsAndThenFewAreMade) {
   const double early = resident_bytes();
   for (int i = 0; i < 200; ++i) evaluate_and_train();
   EXPECT_LT(resident_bytes(), 1.1 * early);
+}
+
+TEST(FreedMemory, GoesBackToTheSystemWhereItIsTrimmed) {
+  constexpr size_t kLeast = 20'000, kMost = 420'000, kCount = 300;
+  std::mt19937 random(1);
+  use_memory(kCount, kLeast, kMost, random);
+  const double used = resident_bytes();
+  trim_heap();
+  EXPECT_LT(resident_bytes(), used - kCount * kLeast);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/memory_limits.h"
 #include "core/text/printable.h"
 #include "data/loader/batches.h"
 #include "optim/lr_schedule.h"
@@ -324,6 +325,7 @@ void StageLoop::sample() {
   watch_->samples(
       draw_sample_grid(run_.options, run_.grid_source(run_.prompts), [this] { return stop_.requested(); }));
   if (is_asked(RunRequest::kSample)) served(RunRequest::kSample);
+  trim_heap();
 }
 
 void StageLoop::evaluate() {
@@ -336,6 +338,7 @@ void StageLoop::evaluate() {
   const auto result =
       run_.evaluation->run(run_.options, run_.grid_source(prompts), [this] { return stop_.requested(); });
   if (result) watch_->evaluation(*result);
+  trim_heap();
 }
 
 TrainStateInfo StageLoop::state_info() const {
