@@ -200,15 +200,14 @@ double measure_peak_flops(at::Device device, at::ScalarType dtype) {
 }
 
 MachineRates measure_rates(at::Device device, at::ScalarType dtype) {
+  MachineRates rates{.flops_per_s = measure_peak_flops(device, dtype)};
   if (device.is_cpu()) dtype = cpu_product_dtype(dtype);
-  const int64_t scale = device.is_cuda() ? 4 : 1;
   const at::TensorOptions options = at::TensorOptions().device(device).dtype(dtype);
-  MachineRates rates;
-  constexpr int64_t kShapes[][3] = {
-      {2048, 2048, 2048}, {4096, 1152, 384}, {4096, 384, 1536}, {2048, 768, 3072}};
+  const int64_t rows = device.is_cuda() ? 8 : 1, width = device.is_cuda() ? 4 : 1;
+  constexpr int64_t kShapes[][3] = {{2048, 1152, 384}, {2048, 384, 1536}, {1024, 768, 3072}};
   for (const auto& [m, n, k] : kShapes)
     rates.flops_per_s =
-        std::max(rates.flops_per_s, flops_of_product(scale * m, scale * n, scale * k, options));
+        std::max(rates.flops_per_s, flops_of_product(rows * m, width * n, width * k, options));
   rates.bytes_per_s = bytes_of_memory_per_s(device);
   if (device.is_cuda()) at::accelerator::emptyCache();
   return rates;

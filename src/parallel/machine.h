@@ -86,7 +86,7 @@ struct MachineRates {
   double bytes_per_s = 0;  // of memory, read and written
 };
 // Measures them: products of a few shapes as models have them, and passes over memory that no cache holds.
-// Takes a second; their memory, some 2 GB on a GPU and 300 MB on a CPU, is freed.
+// Takes half a second; their memory, some 2 GB on a GPU and 300 MB on a CPU, is freed.
 MachineRates measure_rates(at::Device device, at::ScalarType dtype);
 
 // Returns how much of the free memory a component may use. A CPU's memory is divided among `num_processes`

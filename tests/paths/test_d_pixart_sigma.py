@@ -117,9 +117,9 @@ def test_casts_are_audited(walk):
 
 
 def test_training_in_buckets(walk, brought):
-    walk.kiln(*training("--data", walk / "store", "--global-batch", 1, "--max-steps", 8, "--sample-every", 8, "--num-samples", 1,
+    walk.kiln(*training("--data", walk / "store", "--global-batch", 1, "--max-steps", 6, "--sample-every", 6, "--num-samples", 1,
                         "--num-sampling-steps", 2, "--sample-prompts", PROMPT, "--autoencoder", brought / "vae"), "--out", walk / "run")
-    assert steps_of(walk / "run") == list(range(1, 9))
+    assert steps_of(walk / "run") == list(range(1, 7))
 
 
 def test_features_while_training(walk, brought):
