@@ -118,6 +118,8 @@ class Runner:
             names |= {"KILN_IO_LOG": str(self.log)}
         if trial:
             names |= {"KILN_IO_FAULT": trial.variable()}
+        if "--nproc" in command:  # its ranks are programs that it starts, each of which loads the library
+            return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=folder, env=names | {"LD_PRELOAD": str(self.library)})
         return self.loaded.run(command, names, str(folder), timeout)
 
     def places(self):

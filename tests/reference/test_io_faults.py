@@ -2,9 +2,9 @@
 asks io_uring or takes at least 1 MiB of memory, at its first use or its last.
 
 No signal ends the command. Where it cannot go on, one clear line names the file, and the same command, run again without errors,
-ends with the bytes of one that nothing disturbed. Commands of several ranks are not tried: an error in the threads of LibTorch's
-rendezvous ends a rank by a signal. Each place has one error in every run, all of them with --full. What was tried
-stands in build/results/io-faults.md, with the calls in the program's code that no command here reaches."""
+ends with the bytes of one that nothing disturbed. Each place has one error in every run, all of them with --full, which also trains
+on two ranks. There the places in LibTorch are left out: an error in its rendezvous ends a rank by a signal. What was tried stands in
+build/results/io-faults.md, with the calls in the program's code that no command here reaches."""
 
 import errno
 import hashlib
@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import FULL, REPOSITORY, program, succeed
-from io_faults import FAULTS, FEWER, Place, Runner, Trial, calls_of_program, function_of, try_fault
+from io_faults import FAULTS, FEWER, NETWORK, Place, Runner, Trial, calls_of_program, function_of, try_fault
 from test_download import OWN, Server
 from test_evaluate import as_folder, pictures
 from test_extract import SIZE, write_pictures
@@ -94,6 +94,8 @@ def commands(inputs, server):
         Command("store verify", ["store", "verify", store], []),
         Command("store import", ["store", "import", "--from", "fast-dit", features, features.parent / "imagenet256_labels", "--out", "store",
                                  "--image-size", 256], ["store/**/*"]),
+        *[Command("train on two ranks", [*train, "--max-steps", 2, "--nproc", 2, "--zero-stage", 2, "--sample-every", 2, "--num-samples", 2], [trained])
+          for _ in range(FULL)],
     ]  # fmt: skip
 
 
@@ -138,8 +140,15 @@ def count_places(command, runner, folder):
 def every_trial(command):
     """All errors at the first and the last use of each place."""
     for place, uses in command.places.items():
+        if "--nproc" in command.arguments and is_of_libtorch(place):
+            continue
         for use, fault in itertools.product(sorted({1, uses}), FAULTS[place.kind]):
             yield Trial(place, use, fault)
+
+
+def is_of_libtorch(place):
+    """Of its rendezvous and of its communication: what the program's own functions call there counts as theirs."""
+    return place.module != "-" or place.kind in NETWORK or function_of(place).startswith(("Rendezvous::", "network_device"))
 
 
 def covering_trials(of_commands):

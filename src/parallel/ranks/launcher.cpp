@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,15 +45,11 @@ class Pointers {
 };
 
 std::vector<std::string> own_arguments() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  constexpr const char* kPath = "/proc/self/cmdline";
+  std::ifstream file(kPath, std::ios::binary);
   std::vector<std::string> arguments;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = text.find('\0', begin);
-    arguments.push_back(text.substr(begin, end - begin));
-    if (end == std::string::npos) break;
-    begin = end + 1;
-  }
+  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
+  if (arguments.empty() || !file.eof()) fail("launch", "cannot read {}: {}", kPath, std::strerror(errno));
   return arguments;
 }
 
@@ -142,7 +137,7 @@ class Launch {
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
       fail("launch", "cannot start rank {}: {}", rank, std::strerror(errno));
     errors_.push_back(ends[0]);
-    Pointers arguments(own_arguments()),
+    Pointers arguments(arguments_),
         environment(environment_of(rank, num_ranks_, rendezvous_.port(), rendezvous_.secret(), ends[1]));
     const pid_t parent = getpid(), child = fork();
     if (child < 0) fail("launch", "cannot start rank {}: {}", rank, std::strerror(errno));
@@ -223,6 +218,7 @@ class Launch {
   }
 
   const int64_t num_ranks_;
+  const std::vector<std::string> arguments_ = own_arguments();
   const BlockedSignals signals_;
   const Rendezvous rendezvous_;
   std::vector<pid_t> children_;  // by rank; 0: has ended
