@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <string>
 
 namespace kiln {
 namespace {
@@ -42,6 +46,29 @@ TEST(Allocations, CpuCountsLiveAndPeakBytes) {
   EXPECT_EQ(live_cpu_bytes().peak - before, 3 * 4000);
   const at::Tensor aligned = at::empty({3});
   EXPECT_EQ(reinterpret_cast<uintptr_t>(aligned.data_ptr()) % 64, 0u);
+}
+
+// Whether the kernel may hold this address in a huge page.
+bool is_in_huge_pages(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  std::ifstream maps("/proc/self/smaps");
+  bool is_there = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+      is_there = begin <= address && address < end;
+    if (is_there && line.starts_with("VmFlags:")) return line.find(" hg") != std::string::npos;
+  }
+  return false;
+}
+
+TEST(Allocations, HugePagesHoldLargeTensorsOnly) {
+  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage"))
+    GTEST_SKIP() << "the kernel has no huge pages";
+  install_tracking_cpu_allocator();
+  const at::Tensor small = at::ones({1000}), large = at::ones({4'000'000});
+  EXPECT_FALSE(is_in_huge_pages(small.data_ptr()));
+  EXPECT_TRUE(is_in_huge_pages(large.data_ptr()));
 }
 
 TEST(Allocations, MetaSeesTheSameTraceWithoutMemory) {
