@@ -11,12 +11,13 @@ import tarfile
 import numpy as np
 import pytest
 from conftest import FULL, assert_fails, matrix, program, refusal, succeed
-from interruptions import until_interrupted, wait_while_running
+from interruptions import until_interrupted, wait_until, wait_while_running
 from PIL import Image, ImageOps
 from pictures import noise_picture
 from safetensors.numpy import load_file
 from test_extract import bytes_of
 from test_images import center_crop, make_picture, names_of
+from test_ranks import is_running, processes_under
 from torchvision import transforms as T
 from torchvision.transforms.functional import InterpolationMode
 
@@ -194,8 +195,7 @@ def test_killed_and_continued_gives_the_same_bytes(tmp_path, ranks, number):
     def killed(_):
         shutil.rmtree(tmp_path / "cut", ignore_errors=True)
         most = int(rng.integers(1, 20)) * 50_000
-        process = subprocess.Popen([program("kiln"), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                   start_new_session=True)
+        process = subprocess.Popen([program("kiln"), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         def has_written():
             try:
@@ -204,8 +204,11 @@ def test_killed_and_continued_gives_the_same_bytes(tmp_path, ranks, number):
                 return False
 
         interrupted = wait_while_running(process, has_written)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the ranks too
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+            started = [process.pid, *processes_under(process.pid).values()]  # a rank without its launcher may yet come to the end
+            for each in started:
+                os.kill(each, signal.SIGKILL)
+            wait_until(lambda: not any(map(is_running, started)))
         info = tmp_path / "cut/store.json"
         is_complete = info.exists() and json.loads(info.read_text())["complete"]  # nothing was left but to end
         return process.wait() == -signal.SIGKILL and interrupted and not is_complete
