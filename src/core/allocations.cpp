@@ -33,9 +33,9 @@ void free_block(void* data) {
   c10::free_cpu(header);
 }
 
-// Lets the kernel hold a large tensor in huge pages, whose addresses a processor translates faster. What is
-// small would fill parts of them only, and the kernel makes a huge page resident as a whole: so a long run
-// grew by some each hour.
+// Lets the kernel hold a large tensor in huge pages, whose addresses a processor translates faster. The
+// kernel makes a huge page resident as a whole. Small tensors would fill parts of many, and a long run would
+// grow.
 void use_huge_pages(const void* block, size_t bytes) {
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
   if (bytes < kHugePage) return;
