@@ -29,11 +29,9 @@ std::string sizes_text(const at::Tensor& tensor) {
   return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
 }
 
-// The rule by which a weight gets its values: those that are given, or else fresh ones. In a dry run it has
-// none.
+// The rule by which a weight gets its values: those that are given, or else fresh ones.
 void fill(Parameter& parameter, const at::Tensor& given, uint64_t seed) {
   at::Tensor& value = parameter.value;
-  if (!has_values(value)) return;
   const bool is_drawn_in_place = value.is_cpu() && value.is_contiguous() && value.scalar_type() == at::kFloat;
   at::Tensor values = given;
   if (!given.defined()) {

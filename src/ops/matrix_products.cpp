@@ -182,12 +182,16 @@ bool with_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Te
   return !kLacksEpilogue.on(left)(product, left, right, result, bias, hidden, workspace);
 }
 
-// True for products without elementwise work whose algorithms are timed. Autograd's threads do not see
-// OpChoices; there the whole process times them or does not.
+bool is_planned_timed() { return OpChoicesScope::current().untried_gpu; }
+
+// True if the algorithms of products without elementwise work are timed. A dry run is asked by its choices;
+// autograd's threads do not see them, so on a GPU the whole process times or does not.
+constexpr Kernel<bool()> kTimesProducts{.cuda = cuda::times_epilogue_algorithms,
+                                        .planned_cuda = is_planned_timed};
+
 bool takes_timed(const at::Tensor& left, const at::Tensor& right) {
-  const bool times =
-      has_values(left) ? cuda::times_epilogue_algorithms() : OpChoicesScope::current().untried_gpu;
-  return times && has_epilogues(left) && left.scalar_type() == right.scalar_type();
+  const auto times = kTimesProducts.on(left);
+  return times && times() && has_epilogues(left) && left.scalar_type() == right.scalar_type();
 }
 
 }  // namespace

@@ -249,8 +249,7 @@ void describe_outputs(OpRecord& op, c10::ArrayRef<c10::IValue> outputs) {
 }
 
 bool is_checked(const at::Tensor& tensor) {
-  return at::isFloatingType(tensor.scalar_type()) && tensor.element_size() > 1 && tensor.numel() > 0 &&
-         has_values(tensor);
+  return at::isFloatingType(tensor.scalar_type()) && tensor.element_size() > 1 && tensor.numel() > 0;
 }
 
 int64_t num_infinite(const at::Tensor& tensor) {

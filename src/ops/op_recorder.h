@@ -46,6 +46,7 @@ class OpRecorder {
     // Measures the seconds of each operation. On a CUDA device it synchronises around each, and takes off the
     // time of an operation on a single element, which is launch and synchronisation.
     bool timed = false;
+    // REQUIRES, if set: no tensor is on meta.
     bool checks_values = false;   // looks for overflows in every result, outside of the measured times
     bool keeps_operands = false;  // for take_operands()
     at::Device device = at::kCPU;

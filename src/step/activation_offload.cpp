@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/aten.h"
+#include "core/tensors.h"
 #include "parallel/offload/host_copy.h"
 #include "parallel/offload/host_memory.h"
 
@@ -25,7 +26,7 @@ void ActivationOffload::store(size_t segment, const at::Tensor& tensor) {
   slot.options = tensor.options();
   slot.host_bytes = std::max(slot.host_bytes, static_cast<int64_t>(tensor.nbytes()));
   slot.on_device = tensor;
-  if (!copies_values(device_)) return;
+  if (!has_values(device_)) return;
   const at::Tensor host = host_view(slot);
   slot.copied = copies_.run([&] { host.copy_(tensor, /*non_blocking=*/true); });
 }
@@ -39,7 +40,7 @@ void ActivationOffload::fetch(size_t segment) {
   Slot& slot = slots_[segment];
   slot.on_device =
       at::empty(slot.shape, slot.options);  // a block of the compute stream: copies wait for its last user
-  if (!copies_values(device_)) return;
+  if (!has_values(device_)) return;
   const at::Tensor host = host_view(slot);
   slot.copied = copies_.run([&] { slot.on_device.copy_(host, /*non_blocking=*/true); });
 }

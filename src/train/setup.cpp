@@ -28,11 +28,11 @@ namespace {
 // values are not set.
 class FirstWeights {
  public:
-  // `denoiser` consists of outlines. `loads`: reads the file. Throws Error: the file does not fit.
+  // `denoiser` consists of outlines. On meta no file is read. Throws Error: the file does not fit.
   FirstWeights(const TrainOptions& options, const nlohmann::json& config, const Denoiser& denoiser,
-               at::Device device, bool loads)
+               at::Device device)
       : seed_(options.seed), source_(options.model.weights), device_(device) {
-    if (source_.empty() || !loads) return;
+    if (source_.empty() || !has_values(device)) return;
     std::set<std::string> of_model;  // keys
     for (const auto& parameter : denoiser.parameters()) of_model.insert(parameter->key);
     loaded_ = load_tensors(path_of_tensors(source_));
@@ -51,6 +51,7 @@ class FirstWeights {
   at::Tensor operator()(const Parameter& parameter) const {
     const auto filled = std::make_shared<Parameter>(parameter);
     filled->value = at::empty(parameter.value.sizes(), at::TensorOptions(at::kFloat).device(device_));
+    if (!has_values(device_)) return filled->value;
     const auto stored = loaded_.find(parameter.key);
     if (stored == loaded_.end()) {  // adapters and what can be computed begin as their Init says
       initialize_weights({filled}, seed_);
@@ -308,7 +309,7 @@ void check_first_weights(const TrainOptions& options, const DataShape& data,
   if (of_weights && of_weights->family == family) require_data_of_weights(options, data, of_weights->shape);
   const auto denoiser = build_denoiser(options.model.name, model_config, {.outline = true});
   try {
-    const FirstWeights weights(options, model_config, *denoiser, at::kCPU, /*loads=*/true);
+    const FirstWeights weights(options, model_config, *denoiser, at::kCPU);
   } catch (const Error&) {
     if (!of_weights) {
       const std::string file = find_weights(options.model.weights).path;
@@ -343,7 +344,7 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   const std::vector<MemoryChoice> memory = parse_memory_choices(options.memory, *training.denoiser);
   const int64_t world_size = group->world_size();
   TrainingStateOptions state_options = state_options_of(options, device, std::move(group));
-  const FirstWeights first(options, training.model_config, *training.denoiser, device, /*loads=*/!is_dry);
+  const FirstWeights first(options, training.model_config, *training.denoiser, device);
   training.has_null_rows = first.has_null_rows();
   state_options.first_value = first;
   state_options.head = training.objective->head();

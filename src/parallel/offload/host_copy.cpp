@@ -14,15 +14,13 @@ at::Tensor host_empty(at::IntArrayRef sizes, at::ScalarType dtype, at::Device de
   return at::empty(sizes, at::TensorOptions(at::kCPU).dtype(dtype).pinned_memory(device.is_cuda()));
 }
 
-bool copies_values(at::Device device) { return has_values(device); }
-
 at::Tensor sent_to(const at::Tensor& host, at::Device device) {
-  return copies_values(device) ? host.to(device, /*non_blocking=*/true)
-                               : at::empty(host.sizes(), host.options().device(device));
+  return has_values(device) ? host.to(device, /*non_blocking=*/true)
+                            : at::empty(host.sizes(), host.options().device(device));
 }
 
 HostRead::HostRead(const at::Tensor& values) {
-  if (!copies_values(values.device())) return;
+  if (!has_values(values)) return;
   if (values.is_cpu()) {
     host_ = values;
     return;

@@ -9,9 +9,6 @@
 
 namespace kiln {
 
-// False in a dry run: nothing is copied between a device and its host.
-bool copies_values(at::Device device);
-
 // Returns an uninitialised tensor in host memory, pinned if `device` is CUDA, so that copies from and to
 // `device` do not block.
 at::Tensor host_empty(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);

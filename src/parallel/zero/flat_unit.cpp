@@ -186,7 +186,7 @@ void FlatUnit::write(at::Tensor& buffer, size_t index, const at::Tensor& value) 
   const int64_t offset = buffer.numel() == size_ ? 0 : shard_offset_;
   const int64_t begin = std::max(slot.offset, offset);
   const int64_t end = std::min(slot.offset + slot.numel, offset + buffer.numel());
-  if (begin >= end || buffer.is_meta()) return;  // a plan makes the state of every number of ranks
+  if (begin >= end || !has_values(buffer)) return;  // a plan makes the state of every number of ranks
   at::NoGradGuard no_grad;
   buffer.narrow(0, begin - offset, end - begin)
       .copy_(value.reshape({slot.numel}).narrow(0, begin - slot.offset, end - begin));
