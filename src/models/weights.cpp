@@ -13,7 +13,6 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/mapped_file.h"
-#include "core/tensors.h"
 #include "core/text/some_of.h"
 #include "models/parts/init.h"
 

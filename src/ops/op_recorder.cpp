@@ -12,7 +12,6 @@
 #include <unordered_map>
 
 #include "core/aten.h"
-#include "core/tensors.h"
 
 namespace kiln {
 
