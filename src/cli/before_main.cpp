@@ -12,13 +12,14 @@
 // so freed pages are kept. A tensor may be placed in a free block of any size. By default that is at most 64
 // times its own: what an evaluation had freed became one block, which the next could not use, and so on. One
 // arena serves all threads: with four for each processor, a thread of an evaluation came to another one each
-// time, until every arena had kept what any thread ever needed. What has 2 MiB or more lies in one of its
-// own, as tensors of that size lie in huge pages (core/allocations.cpp).
+// time, until every arena had kept what any thread ever needed. What has 16 KiB or more lies in one of its
+// own: small blocks that stay would lie all over the room in which a step makes its tensors, and divide it,
+// so that it widened. What has 2 MiB or more lies apart again, in huge pages (core/allocations.cpp).
 extern "C" {
 extern const char* malloc_conf;
 const char* malloc_conf =
     "narenas:1,background_thread:false,dirty_decay_ms:-1,muzzy_decay_ms:-1,"
-    "oversize_threshold:2097152,lg_extent_max_active_fit:64";
+    "oversize_threshold:16384,lg_extent_max_active_fit:64";
 }
 
 #ifndef __SANITIZE_ADDRESS__  // it has to be the first to run

@@ -3,11 +3,16 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <jemalloc/jemalloc.h>
 #include <sys/mman.h>
 
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <stdexcept>
+
+#pragma weak mallocx  // null where jemalloc is not linked
+#pragma weak mallctl
 
 namespace kiln {
 namespace {
@@ -33,23 +38,40 @@ void free_block(void* data) {
   c10::free_cpu(header);
 }
 
+constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+
+// Allocates from an arena of large tensors alone. Throws std::bad_alloc.
+void* allocate_in_own_arena(size_t bytes) {
+  static const unsigned arena = [] {
+    unsigned made = 0;
+    size_t size = sizeof(made);
+    if (mallctl("arenas.create", &made, &size, nullptr, 0) != 0) throw std::bad_alloc();
+    return made;
+  }();
+  void* block =
+      mallocx(bytes, MALLOCX_ALIGN(alignof(BlockHeader)) | MALLOCX_ARENA(arena) | MALLOCX_TCACHE_NONE);
+  if (!block) throw std::bad_alloc();
+  return block;
+}
+
 // Lets the kernel hold a large tensor in huge pages, whose addresses a processor translates faster. The
-// kernel makes a huge page resident as a whole. Small tensors would fill parts of many, and a long run would
-// grow.
-void use_huge_pages(const void* block, size_t bytes) {
-  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
-  if (bytes < kHugePage) return;
+// kernel makes a huge page resident as a whole: small blocks would fill parts of many, and a long run would
+// grow. So with jemalloc nothing else comes to where a large tensor was.
+void* allocate_large(size_t bytes) {
+  void* block = mallocx ? allocate_in_own_arena(bytes) : c10::alloc_cpu(bytes);
   const auto address = reinterpret_cast<uintptr_t>(block), begin = address / kHugePage * kHugePage,
              end = (address + bytes + kHugePage - 1) / kHugePage * kHugePage;
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  return block;
 }
 
 class TrackingCpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::DeviceType::CPU)};
-    auto* header = static_cast<BlockHeader*>(c10::alloc_cpu(bytes + sizeof(BlockHeader)));
-    use_huge_pages(header, bytes);
+    const size_t with_header = bytes + sizeof(BlockHeader);
+    auto* header = static_cast<BlockHeader*>(bytes < kHugePage ? c10::alloc_cpu(with_header)
+                                                               : allocate_large(with_header));
     *header = {next_id.fetch_add(1, std::memory_order_relaxed), bytes};
     const int64_t live = cpu_live.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed) +
                          static_cast<int64_t>(bytes);

@@ -1,5 +1,6 @@
 #include "core/memory_limits.h"
 
+#include <jemalloc/jemalloc.h>
 #include <sys/prctl.h>
 #include <sys/types.h>
 
@@ -12,9 +13,7 @@
 
 #include "core/control_groups.h"
 
-// jemalloc's control function; null where jemalloc is not linked.
-extern "C" __attribute__((weak)) int mallctl(const char* name, void* old_value, size_t* old_size,
-                                             void* new_value, size_t new_size);
+#pragma weak mallctl  // null where jemalloc is not linked
 
 namespace kiln {
 

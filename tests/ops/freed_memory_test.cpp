@@ -4,9 +4,13 @@
 #include <jemalloc/jemalloc.h>
 
 #include <cstdlib>
+#include <memory>
 #include <random>
+#include <set>
 #include <vector>
 
+#include "core/allocations.h"
+#include "core/aten.h"
 #include "core/memory_limits.h"
 
 namespace kiln {
@@ -47,6 +51,26 @@ TEST(FreedMemory, GoesBackToTheSystemWhereItIsTrimmed) {
   const double used = resident_bytes();
   trim_heap();
   EXPECT_LT(resident_bytes(), used - kCount * kLeast);
+}
+
+unsigned arena_of(const void* block) {
+  unsigned arena = 0;
+  size_t size = sizeof(arena);
+  EXPECT_EQ(mallctl("arenas.lookup", &arena, &size, &block, sizeof(block)), 0);
+  return arena;
+}
+
+TEST(FreedMemory, OfLargeTensorsOfSmallerOnesAndOfSmallBlocksLiesApart) {
+  install_tracking_cpu_allocator();
+  const auto block_of = [](const at::Tensor& tensor) {
+    return static_cast<const char*>(tensor.data_ptr()) - 64;
+  };
+  const std::unique_ptr<void, decltype(&std::free)> small(std::malloc(1000), std::free);
+  const at::Tensor tensor = at::empty({25'000}), other = at::empty({200'000}), large = at::empty({600'000});
+  const unsigned of_tensors = arena_of(block_of(tensor)), of_large = arena_of(block_of(large));
+  EXPECT_EQ(arena_of(block_of(other)), of_tensors);
+  EXPECT_EQ(arena_of(block_of(at::empty({1'000'000}))), of_large);
+  EXPECT_EQ((std::set{arena_of(small.get()), of_tensors, of_large}).size(), 3);
 }
 
 }  // namespace

@@ -376,6 +376,7 @@ MEMORY(calloc, count* size, (size_t count, size_t size), (count, size))
 MEMORY(realloc, size, (void* old, size_t size), (old, size))
 MEMORY(memalign, size, (size_t alignment, size_t size), (alignment, size))
 MEMORY(aligned_alloc, size, (size_t alignment, size_t size), (alignment, size))
+MEMORY(mallocx, size, (size_t size, int flags), (size, flags))
 int posix_memalign(void** result, size_t alignment, size_t size) {
   NEXT(int, "posix_memalign", void**, size_t, size_t);
   return has_no_memory(size, CALLER) ? ENOMEM : next(result, alignment, size);
