@@ -32,7 +32,7 @@ json denoisers() {
       rows.push_back({{"model", name},
                       {"parameters", num_weights},
                       {"image_size", own_image_size(name)},
-                      {"takes", model->shape().conditioning.takes_text() ? "captions" : "classes"},
+                      {"takes", subject_name(model->shape().conditioning)},
                       {"autoencoder", family.latents.autoencoder},
                       {"weights", weights_of(name)}});
     }

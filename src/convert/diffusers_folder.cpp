@@ -141,13 +141,10 @@ class FolderWriter {
                    .width = side_ * downsample};
     for (const auto& parameter : model_->parameters()) card.num_weights += parameter->value.numel();
     write_file_atomically("convert", (folder_ / "README.md").string(), model_card(card));
-    std::vector<const char*> missing;
-    if (!autoencoder.empty() && !card.has_autoencoder) missing.push_back("the autoencoder");
-    if (shape().conditioning.takes_text() && !card.has_text_encoder) missing.push_back("the text encoder");
     return {.pipeline = card.pipeline,
             .limit = card.limit,
             .has_null_rows = has_null_rows,
-            .missing = fmt::format("{}", fmt::join(missing, " and "))};
+            .missing = fmt::format("{}", fmt::join(card.missing_pieces(), " and "))};
   }
 
  private:
@@ -158,7 +155,7 @@ class FolderWriter {
     if (!options_.autoencoder.empty()) check_autoencoder();
     if (!options_.text_encoder.empty())
       check_text_encoder();
-    else if (record_.text.encoder.empty() && shape().conditioning.takes_text())
+    else if (record_.text.encoder.empty())
       record_.text.encoder = format_.text_encoder;
   }
 

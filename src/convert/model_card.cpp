@@ -371,7 +371,7 @@ std::string remarks(const ModelCard& card) {
         "\n`{}` holds the rows that stand for no caption. diffusers' class has no place for them; "
         "`kiln convert --in` this folder puts them back.\n",
         kNullRowsFile);
-  if ((!card.autoencoder.empty() && !card.has_autoencoder) || (takes_text(card) && !card.has_text_encoder))
+  if (!card.missing_pieces().empty())
     text +=
         "\nThe pieces that are not in this folder are named above with their fingerprints. `kiln download "
         "--list` names published ones; `kiln convert --components copy` puts them in.\n";
@@ -380,18 +380,21 @@ std::string remarks(const ModelCard& card) {
 
 }  // namespace
 
+std::vector<const char*> ModelCard::missing_pieces() const {
+  std::vector<const char*> missing;
+  if (!autoencoder.empty() && !has_autoencoder) missing.push_back("the autoencoder");
+  if (takes_text(*this) && !has_text_encoder) missing.push_back("the text encoder");
+  return missing;
+}
+
 std::string model_card(const ModelCard& card) {
-  const bool has_text = takes_text(card);
   return fmt::format(
              "---\nlibrary_name: diffusers\npipeline_tag: {}\ntags: [kiln]\n# license: that of the weights "
              "and "
              "their data, to be filled in\n---\n\n# {}\n\nDraws pictures of {} x {} pixels from {}. "
              "{} with Kiln.\n\n{}",
-             has_text ? "text-to-image" : "unconditional-image-generation", card.record.model, card.height,
-             card.width,
-             has_text             ? "captions"
-             : takes_labels(card) ? "classes"
-                                  : "noise",
+             takes_text(card) ? "text-to-image" : "unconditional-image-generation", card.record.model,
+             card.height, card.width, subject_name(card.shape.conditioning),
              card.was_trained_here ? "Trained" : "Converted", facts(card)) +
          "\n## Draw with Kiln\n\n    " + kiln_command(card) +
          "\n## Draw the same with diffusers\n\n```python\n" + python_code(card) + "```\n" + remarks(card);

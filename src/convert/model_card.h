@@ -41,6 +41,9 @@ struct ModelCard {
   bool was_trained_here = false;
   std::vector<std::string> other_pieces{};  // texts on pieces in the folder that are not those of training
   int64_t num_weights = 0, height = 0, width = 0;  // of the picture, in pixels
+
+  // Returns what drawing needs besides the folder: "the autoencoder", "the text encoder".
+  std::vector<const char*> missing_pieces() const;
 };
 
 // The noise of the card's picture, as kiln sample --noise reads it (diffusion/sampler_noise.h).

@@ -172,6 +172,30 @@ Conditioning unconditional(const ConditioningShape& shape, const Conditioning& c
   return uncond;
 }
 
+const char* unconditional_name(const ConditioningShape& shape) {
+  if (shape.has_null_text) return "null_rows";
+  if (shape.takes_text()) return "empty_caption";
+  return shape.has_null_class ? "null_class" : "none";
+}
+
+const char* subject_name(const ConditioningShape& shape) {
+  if (shape.takes_text()) return "captions";
+  return shape.takes_labels() ? "classes" : "noise";
+}
+
+Conditioning outline_of_one(const ConditioningShape& shape, int64_t text_rows) {
+  const at::TensorOptions meta(at::kMeta);
+  Conditioning conditions;
+  if (shape.takes_text())
+    conditions.text = {.rows = at::empty({text_rows, shape.text_width}, meta),
+                       .offsets = at::empty({2}, meta.dtype(at::kInt)),
+                       .host_offsets = {0, text_rows}};
+  for (const SampleCondition& condition : sample_conditions())
+    if (condition.is_taken(shape))
+      conditions.*condition.tensor = at::empty(condition.of_one, meta.dtype(condition.dtype));
+  return conditions;
+}
+
 std::vector<int64_t> host_numbers(const Conditioning& conditioning) {
   const Conditioning& c = conditioning;
   std::vector<int64_t> numbers;

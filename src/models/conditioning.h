@@ -94,6 +94,16 @@ Conditioning to_device(Conditioning conditioning, at::Device device);
 Conditioning unconditional(const ConditioningShape& shape, const Conditioning& conditioning,
                            const TextRows& null_text = {});
 
+// Returns what unconditional() moves away from where no text is given but that of the empty caption, as
+// ModelRecord::DrawingInfo names it.
+const char* unconditional_name(const ConditioningShape& shape);
+
+// Returns what says what a picture shows: "captions", "classes" or "noise".
+const char* subject_name(const ConditioningShape& shape);
+
+// Returns all that a model of this shape is told of one image, on meta, with a caption of so many rows.
+Conditioning outline_of_one(const ConditioningShape& shape, int64_t text_rows);
+
 // Returns the numbers on the host that the kernels of a pass depend on besides shapes and values: which parts
 // are defined, and where captions are cut.
 std::vector<int64_t> host_numbers(const Conditioning& conditioning);

@@ -19,21 +19,12 @@ namespace {
 // padding, which would count as arithmetic.
 constexpr int64_t kRowsOfBlock = 32;
 
-// Returns the input of one image, on meta, with all that the model is told.
+// Returns the input of one image, on meta.
 ModelInput dry_input(const DenoiserShape& shape, int64_t height, int64_t width, int64_t text_rows) {
   const at::TensorOptions meta(at::kMeta);
-  const ConditioningShape& told = shape.conditioning;
-  ModelInput input{.x_t = at::empty({1, shape.in_channels, height, width}, meta),
-                   .timesteps = at::empty({1}, meta)};
-  Conditioning& conditions = input.conditioning;
-  if (told.takes_text())
-    conditions.text = {.rows = at::empty({text_rows, told.text_width}, meta),
-                       .offsets = at::empty({2}, meta.dtype(at::kInt)),
-                       .host_offsets = {0, text_rows}};
-  for (const SampleCondition& condition : sample_conditions())
-    if (condition.is_taken(told))
-      conditions.*condition.tensor = at::empty(condition.of_one, meta.dtype(condition.dtype));
-  return input;
+  return {.x_t = at::empty({1, shape.in_channels, height, width}, meta),
+          .timesteps = at::empty({1}, meta),
+          .conditioning = outline_of_one(shape.conditioning, text_rows)};
 }
 
 // Runs the segments one after another, and calls after(segment's index) behind each.
@@ -107,7 +98,6 @@ ForwardFlops::Line ForwardFlops::record(int64_t height, int64_t width) const {
     return sum_of(recorded_flops(*denoiser, dry_input(denoiser->shape(), height, width, text_rows)));
   };
   const double of_block = with_rows(kRowsOfBlock);
-  if (!denoiser->shape().conditioning.takes_text()) return {.without_text = of_block};
   const double more = with_rows(2 * kRowsOfBlock) - of_block;
   return {.without_text = of_block - more, .per_row = more / kRowsOfBlock};
 }
@@ -128,7 +118,6 @@ std::vector<SegmentWork> forward_work(const Denoiser& denoiser, const ImageExten
     return forward_work(denoiser, dry_input(denoiser.shape(), image.height, image.width, text_rows), held);
   };
   std::vector<SegmentWork> work = with_rows(kRowsOfBlock);
-  if (!denoiser.shape().conditioning.takes_text()) return work;
   const std::vector<SegmentWork> of_two_blocks = with_rows(2 * kRowsOfBlock);
   const double blocks = image.text_rows / kRowsOfBlock;
   for (size_t i = 0; i < work.size(); ++i) {

@@ -197,15 +197,11 @@ std::string objective_text(const json& objective) {
 }
 
 ModelRecord::DrawingInfo drawing_info(const Drawing& drawing, const DenoiserShape& shape) {
-  const ConditioningShape& conditioning = shape.conditioning;
   return {.sampler = drawing.sampler,
           .num_sampling_steps = drawing.num_sampling_steps,
           .cfg_scale = drawing.cfg_scale,
           .guided_channels = shape.predicts_sigma() ? "model" : "all",
-          .unconditional = conditioning.has_null_text    ? "null_rows"
-                           : conditioning.takes_text()   ? "empty_caption"
-                           : conditioning.has_null_class ? "null_class"
-                                                         : "none"};
+          .unconditional = unconditional_name(shape.conditioning)};
 }
 
 }  // namespace kiln

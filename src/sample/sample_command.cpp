@@ -152,9 +152,10 @@ Prompts load_prompts(const SampleCommand& command, const DrawingSource& source, 
   if (!command.prompts_file.empty())
     for (std::string& prompt : read_prompts(command.prompts_file)) texts.push_back(std::move(prompt));
   const bool has_words = !texts.empty() || !command.negative_prompt.empty();
-  if (!shape.takes_text() && has_words)
-    fail("sample", "{} takes no prompts: choose --classes", source.record.model);
-  if (!shape.takes_text()) return {};
+  if (!shape.takes_text()) {
+    if (has_words) fail("sample", "{} takes no prompts: choose --classes", source.record.model);
+    return {};
+  }
   if (!command.classes.empty())
     fail("sample", "{} has no classes: say what to draw with --prompt", source.record.model);
   if (texts.empty())
@@ -202,7 +203,7 @@ SampleOutput open_output(const SampleCommand& command, const DrawingSource& sour
     output.settings["unconditional"] = kEmptyCaption;
   if (options.height != shape.input_size || options.width != shape.input_size)
     output.settings["size"] = {output.height, output.width};
-  if (shape.conditioning.takes_text()) {
+  if (!prompts.texts.empty()) {
     output.settings["prompts"] = prompts.texts;
     output.settings["negative_prompt"] = command.negative_prompt;
     output.settings["text_encoder"] = prompts.encoder_fingerprint;

@@ -121,8 +121,7 @@ void require_data_of_weights(const TrainOptions& options, const DataShape& data,
          options.data.autoencoder.empty() ? "--data " + options.data.path
                                           : "--autoencoder " + options.data.autoencoder,
          data.channels, weights, model.in_channels);
-  if (data.text.width > 0 && model.conditioning.takes_text() &&
-      model.conditioning.text_width != data.text.width)
+  if (data.text.width > 0 && model.conditioning.text_width != data.text.width)
     fail("train",
          "{} gives captions of width {}, and --weights {} take {}: give the text encoder of the weights",
          options.data.text_encoder.empty() ? "--data " + options.data.path

@@ -272,7 +272,7 @@ void TrainingRun::build() {
   batch.world_size = group->world_size();
   batch.class_dropout_prob = shape.conditioning.has_null_class ? options.model.class_dropout_prob : 0;
   batch.null_class = shape.conditioning.num_classes;
-  batch.text_dropout_prob = shape.conditioning.takes_text() ? options.data.text_dropout_prob : 0;
+  batch.text_dropout_prob = options.data.text_dropout_prob;
   batch.has_null_text = shape.conditioning.has_null_text;
   batches = data.batches(batch);
   if (is_first()) describe_drawing();
