@@ -36,6 +36,10 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const Pr
   if (ranks.world_size == 1 && !options.connects_alone) return group;
   // The switch adds in any order. NCCL reads this when it opens.
   if (options.deterministic) ::setenv("NCCL_ALGO", "^NVLS,NVLSTree", /*overwrite=*/0);
+  // c10d's record of the last 2,000 collectives is not kept: the heartbeat has Kiln's own. Small blocks that
+  // live for hundreds of steps would come to lie anywhere, and c10d does not make it for several ranks in one
+  // process.
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   auto connection = std::make_unique<GroupConnection>();
   connection->options = options;
   try {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <mutex>
@@ -40,8 +39,6 @@ double exchange_seconds(ProcessGroup& group, int64_t elements, int times) {
 }  // namespace
 
 RankLinks measure_rank_links() {
-  // c10d's record of the last collectives is one per process and not made for several ranks in it.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const Rendezvous rendezvous;
   double small = 0, large = 0;
   std::exception_ptr error;  // the first one: what the other rank meets is its consequence
