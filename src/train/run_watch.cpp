@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/files/atomic_file.h"
+#include "core/memory_limits.h"
 #include "step/step_batch.h"
 #include "watch/precision_audit.h"
 #include "watch/report.h"
@@ -226,8 +227,9 @@ void RunWatch::end_profiled_step() {
 }
 
 void RunWatch::write_report() {
-  if (monitor_)
-    monitor_->by_products().try_to_write("report.html", [&] { kiln::write_report(run_.options.out); });
+  if (!monitor_) return;
+  monitor_->by_products().try_to_write("report.html", [&] { kiln::write_report(run_.options.out); });
+  trim_heap();
 }
 
 void RunWatch::finish() {

@@ -34,7 +34,7 @@ struct StepFigures {
   std::map<std::string, int64_t> by_phase{};  // peak in load, first step, steady step, ...
   double step_s = 0, images_per_s = 0;        // of a steady step
   std::map<std::string, double> phase_s{};    // seconds by StepPhase's name, and "data"
-  std::vector<double> step_s_quartiles{};     // measured: quartiles (25, 50, 75 %) of steady steps
+  std::vector<double> step_s_quartiles{};     // measured: quartiles (25, 50, 75 %) of the newest
   double stall_share = 0;                     // measured: share of the time spent waiting for the loader
   int64_t num_steps = 0;                      // measured: number of steady steps
   // Of a CPU: the share of the processors' time that other programs had, in these steps or while the plan

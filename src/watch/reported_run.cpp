@@ -14,6 +14,7 @@
 #include "core/text/json_text.h"
 #include "data/images/images.h"
 #include "watch/run_log.h"
+#include "watch/thinned_lines.h"
 
 namespace kiln {
 
@@ -22,6 +23,10 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using nlohmann::literals::operator""_json_pointer;
+
+// A training reads its own log for its report: that takes no more memory, and no longer page, the longer it
+// has trained.
+constexpr size_t kMostLines = 2000;
 
 std::vector<Json> read_evaluations(const std::string& run) {
   std::vector<Json> results;
@@ -155,11 +160,13 @@ void read_beside_log(ReportedRun& run) {
 
 ReportedRun read_reported_run(const std::string& folder) {
   ReportedRun run = unread_run(folder);
-  run.log = read_run_log(folder);
-  for (const Json& line : run.log) {
+  ThinnedLines steps(kMostLines);
+  read_run_log(folder, [&](Json line) {
     count_line(line, run);
-    if (line.contains("loss")) run.steps.push_back(line);
-  }
+    if (line.contains("event")) run.log.push_back(line);
+    if (line.contains("loss")) steps.add(std::move(line));
+  });
+  run.steps = std::move(steps).lines();
   read_beside_log(run);
   return run;
 }

@@ -30,7 +30,7 @@ struct ReportedGrid {
 
 struct ReportedRun {
   std::string folder{}, name{};               // as given; the name of the folder
-  std::vector<nlohmann::json> log{};          // all lines; those with an event are enough
+  std::vector<nlohmann::json> log{};          // the lines with an event
   std::vector<nlohmann::json> steps{};        // those with a loss, or means of several (thinned_lines.h)
   std::vector<nlohmann::json> in_training{};  // results of --evaluate-every, oldest first
   std::vector<nlohmann::json> by_command{};   // results of kiln evaluate, oldest first

@@ -29,15 +29,13 @@ bool is_up_to(const nlohmann::json& line, int64_t step) {
 
 }  // namespace
 
-std::vector<nlohmann::json> read_run_log(const std::string& run) {
-  std::vector<nlohmann::json> lines;
-  if (!std::filesystem::is_regular_file(log_path(run))) return lines;
+void read_run_log(const std::string& run, const std::function<void(nlohmann::json line)>& take) {
+  if (!std::filesystem::is_regular_file(log_path(run))) return;
   LineReader file("log", log_path(run));
   for (std::string text; file.next(text);) {
     nlohmann::json line = json_or_discarded("log", text, log_path(run));
-    if (line.is_object()) lines.push_back(std::move(line));
+    if (line.is_object()) take(std::move(line));
   }
-  return lines;
 }
 
 RunLog::RunLog(const std::string& run, int64_t from_step) : path_(log_path(run)) {

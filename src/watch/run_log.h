@@ -4,7 +4,6 @@
 #include <functional>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "core/json.h"
 
@@ -41,7 +40,7 @@ class RunLog {
   int fd_ = -1;
 };
 
-// Returns every complete line of a run's log. Empty without a log.
-std::vector<nlohmann::json> read_run_log(const std::string& run);
+// Hands over every complete line of a run's log, one after another. Without a log there is none.
+void read_run_log(const std::string& run, const std::function<void(nlohmann::json line)>& take);
 
 }  // namespace kiln

@@ -15,7 +15,11 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t kWarmupSteps = 2;  // not steady: they make buffers, choose kernels and record memory
+constexpr int64_t kWarmupSteps = 2;  // not steady: they make buffers, choose kernels and record memory
+
+// Steps whose durations are kept for their quartiles: a run of a million steps takes no more memory than one
+// of thousands.
+constexpr int64_t kMostKept = 4096;
 
 // Interpolates linearly between the two nearest values.
 double quantile(const std::vector<double>& sorted, double share) {
@@ -71,7 +75,7 @@ void StepMeasurement::count(const std::vector<at::Tensor>& tensors, MemoryKind k
 }
 
 void StepMeasurement::begin() {
-  if (step_seconds_.size() >= kWarmupSteps) return;
+  if (num_steps_ >= kWarmupSteps) return;
   if (!device_.is_cpu()) {
     at::accelerator::resetPeakStats(device_.index());
     return;
@@ -88,7 +92,7 @@ void StepMeasurement::begin() {
 
 void StepMeasurement::end() {
   timers_.end_step();
-  if (step_seconds_.size() < kWarmupSteps) take_memory(step_seconds_.empty() ? "first step" : "steady step");
+  if (num_steps_ < kWarmupSteps) take_memory(num_steps_ == 0 ? "first step" : "steady step");
 }
 
 void StepMeasurement::take_memory(const std::string& phase) {
@@ -133,46 +137,44 @@ std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
 }
 
 void StepMeasurement::add(double step_seconds, double stall_seconds, EncodingTimes encoding_s) {
-  step_seconds_.push_back(step_seconds);
-  stall_seconds_.push_back(stall_seconds);
-  encoding_s_.push_back(encoding_s);
-  if (step_seconds_.size() == kWarmupSteps) steady_begin_ = processor_times();
+  if (++num_steps_ == kWarmupSteps) steady_begin_ = processor_times();
+  if (num_steps_ <= kWarmupSteps + 1) {
+    steady_ = {};
+    newest_.clear();
+  }
+  if (steady_.steps < kMostKept) newest_.push_back(0);
+  newest_[static_cast<size_t>(steady_.steps % kMostKept)] = step_seconds;
+  ++steady_.steps;
+  steady_.seconds += step_seconds;
+  steady_.stalled_s += stall_seconds;
+  for (size_t kind = 0; kind < encoding_s.size(); ++kind) steady_.encoding_s[kind] += encoding_s[kind];
   const PhaseSeconds seconds = timers_.take();
-  if (step_seconds_.size() <= kWarmupSteps + 1) phase_seconds_ = {};
-  for (size_t i = 0; i < seconds.size(); ++i) phase_seconds_[i] += seconds[i];
+  for (size_t i = 0; i < seconds.size(); ++i) steady_.phase_s[i] += seconds[i];
 }
 
 StepFigures StepMeasurement::figures() {
   StepFigures figures = memory_;
-  if (step_seconds_.empty()) return figures;
-  const size_t first =
-      std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run still counts its last step
-  std::vector<double> steady(step_seconds_.begin() + static_cast<int64_t>(first), step_seconds_.end());
-  const double steps = static_cast<double>(steady.size());
-  double seconds = 0, stalled = 0;
-  EncodingTimes encoded{};
-  for (size_t i = first; i < step_seconds_.size(); ++i) {
-    seconds += step_seconds_[i];
-    stalled += stall_seconds_[i];
-    for (size_t kind = 0; kind < encoded.size(); ++kind) encoded[kind] += encoding_s_[i][kind];
-  }
-  std::ranges::sort(steady);
-  figures.step_s_quartiles = {quantile(steady, 0.25), quantile(steady, 0.5), quantile(steady, 0.75)};
+  if (num_steps_ == 0) return figures;
+  const double steps = static_cast<double>(steady_.steps);
+  std::vector<double> sorted = newest_;
+  std::ranges::sort(sorted);
+  figures.step_s_quartiles = {quantile(sorted, 0.25), quantile(sorted, 0.5), quantile(sorted, 0.75)};
   figures.step_s = figures.step_s_quartiles[1];
   figures.images_per_s = static_cast<double>(global_batch_) / figures.step_s;
-  figures.stall_share = stalled / seconds;
-  figures.num_steps = static_cast<int64_t>(steady.size());
-  if (device_.is_cpu() && step_seconds_.size() > kWarmupSteps)
+  figures.stall_share = steady_.stalled_s / steady_.seconds;
+  figures.num_steps = steady_.steps;
+  if (device_.is_cpu() && num_steps_ > kWarmupSteps)
     figures.taken_share =
         taken_share(processor_times().since(steady_begin_), processors_of(at::get_num_threads()));
   // The shares of all steps, of the median one: phases of a busy machine's slow steps would sum to more than
   // it.
-  for (size_t i = 0; i < phase_seconds_.size(); ++i)
+  for (size_t i = 0; i < steady_.phase_s.size(); ++i)
     figures.phase_s[std::string(name_of(static_cast<StepPhase>(i)))] =
-        phase_seconds_[i] / seconds * figures.step_s;
-  figures.phase_s["data"] = stalled / steps;
-  for (size_t kind = 0; kind < encoded.size(); ++kind)
-    if (encoded[kind] > 0) figures.phase_s[kEncodingPhases[kind]] = encoded[kind] / steps;
+        steady_.phase_s[i] / steady_.seconds * figures.step_s;
+  figures.phase_s["data"] = steady_.stalled_s / steps;
+  for (size_t kind = 0; kind < steady_.encoding_s.size(); ++kind)
+    if (steady_.encoding_s[kind] > 0)
+      figures.phase_s[kEncodingPhases[kind]] = steady_.encoding_s[kind] / steps;
   return figures;
 }
 

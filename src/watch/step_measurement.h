@@ -79,7 +79,7 @@ class StepMeasurement {
   // the batch, and the encoding of the batch.
   void add(double step_seconds, double stall_seconds, EncodingTimes encoding_s = {});
 
-  int64_t num_steps() const { return static_cast<int64_t>(step_seconds_.size()); }
+  int64_t num_steps() const { return num_steps_; }
   StepFigures figures();
 
   // Counts these tensors as `kind` if they are on the device. REQUIRES: no step has run.
@@ -98,11 +98,17 @@ class StepMeasurement {
   ObserverGroup& observers_;
   PhaseTimers timers_;
   std::unique_ptr<SpanRecorder> recorder_;  // set in a step whose memory is measured
-  std::vector<double> step_seconds_, stall_seconds_;
-  std::vector<EncodingTimes> encoding_s_;
-  PhaseSeconds phase_seconds_{};  // of the steady steps
-  ProcessorTimes steady_begin_;   // before the first of them
-  StepFigures memory_;            // only the fields about memory
+  int64_t num_steps_ = 0;
+  // Sums over the steady steps. A short run's last step counts as one.
+  struct Steady {
+    int64_t steps = 0;
+    double seconds = 0, stalled_s = 0;
+    EncodingTimes encoding_s{};
+    PhaseSeconds phase_s{};
+  } steady_{};
+  std::vector<double> newest_;   // seconds of the newest steady steps, of which number n is at n % kMostKept
+  ProcessorTimes steady_begin_;  // before the first of them
+  StepFigures memory_;           // only the fields about memory
 };
 
 }  // namespace kiln

@@ -2,6 +2,7 @@
 // log, and keeps the lowest and the highest of them.
 #pragma once
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "core/json.h"
@@ -19,7 +20,8 @@ class ThinnedLines {
 
   void add(nlohmann::json line);
   // Oldest first. The last one may stand for fewer lines than the others.
-  const std::vector<nlohmann::json>& lines() const { return lines_; }
+  const std::vector<nlohmann::json>& lines() const& { return lines_; }
+  std::vector<nlohmann::json> lines() && { return std::move(lines_); }
 
  private:
   size_t most_;

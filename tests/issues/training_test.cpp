@@ -5,6 +5,7 @@
 #include "checkpoint/safetensors.h"
 #include "issues/one_weight.h"
 #include "parallel/rank_threads.h"
+#include "run_log_lines.h"
 #include "test_files.h"
 #include "train/checkpoints.h"
 #include "watch/monitor.h"
@@ -48,7 +49,7 @@ TEST(Issues, TheLoggedLossIsTheMeanOfTheGlobalBatch) {
       monitor.step(
           {.step = 1, .is_last = true, .images_seen = 3, .result = &result, .positions = {0.1, 0.2, 0.9}});
     });
-    const nlohmann::json line = read_run_log(run.path()).at(0);
+    const nlohmann::json line = test::run_log_lines(run.path()).at(0);
     EXPECT_EQ(line["loss"], 5.0) << world_size;
     EXPECT_EQ(line["loss_quartiles"], nlohmann::json({3.0, nullptr, nullptr, 9.0})) << world_size;
   }

@@ -1,6 +1,7 @@
 // What is measured while a run trains: phases of the step, the trace of some steps, the figures beside a
 // plan.
 #include <ATen/Parallel.h>
+#include <malloc.h>
 #include <sys/resource.h>
 
 #include <csignal>
@@ -13,6 +14,7 @@
 #include "page_data.h"
 #include "parallel/busy_processor.h"
 #include "parallel/nvml.h"
+#include "run_log_lines.h"
 #include "test_files.h"
 #include "train/tiny_model.h"
 #include "watch/monitor.h"
@@ -20,7 +22,6 @@
 #include "watch/phase_timers.h"
 #include "watch/profiler.h"
 #include "watch/report_parts.h"
-#include "watch/run_log.h"
 #include "watch/step_measurement.h"
 
 namespace kiln {
@@ -123,7 +124,7 @@ TEST(Monitor, TellsBothSharesOfThePeak) {
                  .result = &result,
                  .positions = std::vector<double>(8, 0.5)});
     });
-    const nlohmann::json line = read_run_log(run.path().string()).back();
+    const nlohmann::json line = test::run_log_lines(run.path().string()).back();
     EXPECT_EQ(line.contains("mfu"), sheet_flops > 0);
     EXPECT_EQ(text.find("MFU") != std::string::npos, sheet_flops > 0) << text;
     if (sheet_flops > 0) {
@@ -152,7 +153,7 @@ TEST(Monitor, SaysThatOthersHaveTheProcessors) {
   const std::string note = "note: up to step 1 other programs had ";
   ASSERT_NE(text.find(note), std::string::npos) << text;
   EXPECT_EQ(text.find("note: ", text.find(note) + 1), std::string::npos) << text;
-  EXPECT_GT(read_run_log(run.path().string()).back().at("taken_share").get<double>(), 0.2);
+  EXPECT_GT(test::run_log_lines(run.path().string()).back().at("taken_share").get<double>(), 0.2);
 }
 
 TEST(Monitor, WritesALineOfTheLastStep) {
@@ -161,7 +162,7 @@ TEST(Monitor, WritesALineOfTheLastStep) {
     Monitor monitor(monitor_options(run, 100, 10), 0);
     for (const int64_t step : {1, 2, 3}) take_step(monitor, step, /*is_last=*/step == 3);
   }
-  const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
+  const std::vector<nlohmann::json> lines = test::run_log_lines(run.path().string());
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_EQ(lines.front().at("step"), 3);
 }
@@ -181,7 +182,7 @@ TEST(Monitor, LogsSeveralTermsByName) {
       monitor.step({.step = step, .images_seen = step, .result = &result, .positions = {0.5}});
       window = nlohmann::json::parse(monitor.window().dump());
     }
-    return read_run_log(run.path().string()).back();
+    return test::run_log_lines(run.path().string()).back();
   };
   const nlohmann::json line = line_of({"mse", "vb"});
   EXPECT_EQ(line.at("loss_by_term"), nlohmann::json({{"mse", 7.0 / 3}, {"vb", 0.5}}));
@@ -236,7 +237,7 @@ TEST(Monitor, Finding6ALogThatCannotBeOpenedIsOneWarning) {
   const std::string warnings = stderr_of([&] { stdout_of(run_it); });
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 1) << warnings;
   EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot read "));
-  const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
+  const std::vector<nlohmann::json> lines = test::run_log_lines(run.path().string());
   ASSERT_EQ(lines.size(), 1U) << "from the line on that can be written";
   EXPECT_EQ(lines.front().at("step"), 2);
 }
@@ -500,6 +501,29 @@ TEST(StepMeasurement, ARehearsalStandsForSmallerSteps) {
     if (!figure.is_time) {
       EXPECT_EQ(figure.relative_error(), 0) << figure.name;
     }
+}
+
+// Figures kept of every step were 32 bytes each, and the vectors' copies as they grew divided the heap: a run
+// of 110,000 steps had 8 % more memory at its end.
+TEST(StepMeasurement, ALongRunTakesNoMoreMemory) {
+  test::TinyTraining tiny({});
+  ObserverGroup observers;
+  StepMeasurement measurement(at::kCPU, 4, *tiny.state, nullptr, observers);
+  const auto add = [&](int times, double seconds) {
+    for (int step = 0; step < times; ++step) measurement.add(seconds, seconds / 4, {seconds / 8, 0});
+    const auto heap = ::mallinfo2();
+    return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+  };
+  add(2, 100);  // not steady
+  const int64_t early = add(10'000, 1), late = add(200'000, 1);
+  EXPECT_LT(late - early, 4096);
+  add(5'000, 2);
+  const StepFigures figures = measurement.figures();
+  EXPECT_EQ(measurement.num_steps(), 215'002);
+  EXPECT_EQ(figures.num_steps, 215'000);
+  EXPECT_EQ(figures.step_s_quartiles, std::vector<double>(3, 2.0));  // the newest
+  EXPECT_DOUBLE_EQ(figures.stall_share, 0.25);
+  EXPECT_NEAR(figures.phase_s.at(kEncodingPhases[0]), 220'000 / 8.0 / 215'000, 1e-12);
 }
 
 TEST(PhaseMemory, KeepsTheHighestPeakOfEachPhase) {

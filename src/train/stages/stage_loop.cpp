@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -295,15 +296,16 @@ void StageLoop::announce_checkpoint(const std::optional<std::string>& folder) {
   watch_->write_report();
 }
 
-// Writes the report after lines of the log, at most every 30 seconds, so that it takes little time from
-// training.
+// Writes the report after lines of the log, at most every 30 seconds and for at most a hundredth of the time:
+// the whole log is read for it.
 void StageLoop::refresh_report() {
-  constexpr auto kOften = std::chrono::seconds(30);
-  const auto now = std::chrono::steady_clock::now();
-  if (!run_.is_first() || !is_due(run_.options.watch.log_every) || now < reported_at_ + kOften) return;
-  reported_at_ = now;
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  if (!run_.is_first() || !is_due(run_.options.watch.log_every) || begin < report_due_) return;
   const RunWatch::Pause pause(*watch_);
   watch_->write_report();
+  const auto end = Clock::now();
+  report_due_ = end + std::max<Clock::duration>(kReportPause, 100 * (end - begin));
 }
 
 void StageLoop::compare_with_plan() {

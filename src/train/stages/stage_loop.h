@@ -69,7 +69,8 @@ class StageLoop {
   std::unique_ptr<CheckpointSaver> saver_;
   std::optional<RunWatch> watch_;  // once the run is built
   int64_t last_saved_ = -1;
-  std::chrono::steady_clock::time_point reported_at_ = std::chrono::steady_clock::now();
+  static constexpr std::chrono::seconds kReportPause{30};  // at least, between two reports
+  std::chrono::steady_clock::time_point report_due_ = std::chrono::steady_clock::now() + kReportPause;
   bool agreed_stop_ = false;             // several ranks stop after the same step
   std::optional<RunRequests> requests_;  // rank 0's
   int64_t asked_ = 0;                    // requests that all ranks serve after this step
