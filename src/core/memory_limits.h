@@ -24,4 +24,8 @@ void return_freed_memory();
 // of its own: a step would fault its pages in anew. With an allocator other than jemalloc it does nothing.
 void trim_heap();
 
+// Does so only where blocks below 2 MiB lie, of which a step of a large model faults little in anew. It is
+// for what makes many small blocks every minute, as a report does.
+void trim_small_blocks();
+
 }  // namespace kiln

@@ -229,7 +229,7 @@ void RunWatch::end_profiled_step() {
 void RunWatch::write_report() {
   if (!monitor_) return;
   monitor_->by_products().try_to_write("report.html", [&] { kiln::write_report(run_.options.out); });
-  trim_heap();
+  trim_small_blocks();
 }
 
 void RunWatch::finish() {

@@ -53,6 +53,22 @@ TEST(FreedMemory, GoesBackToTheSystemWhereItIsTrimmed) {
   EXPECT_LT(resident_bytes(), used - kCount * kLeast);
 }
 
+TEST(FreedMemory, OfSmallBlocksGoesBackWithoutThatOfLargeTensors) {
+  install_tracking_cpu_allocator();
+  constexpr size_t kLeast = 20'000, kMost = 420'000, kCount = 300;
+  constexpr int64_t kLarge = 40'000'000;
+  std::mt19937 random(1);
+  trim_heap();
+  at::ones({kLarge}, at::kByte);
+  use_memory(kCount, kLeast, kMost, random);
+  const double used = resident_bytes();
+  trim_small_blocks();
+  const double rest = resident_bytes();
+  EXPECT_LT(rest, used - kCount * kLeast);
+  trim_heap();
+  EXPECT_LT(resident_bytes(), rest - 0.9 * kLarge);
+}
+
 unsigned arena_of(const void* block) {
   unsigned arena = 0;
   size_t size = sizeof(arena);
