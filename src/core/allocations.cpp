@@ -11,6 +11,9 @@
 #include <new>
 #include <stdexcept>
 
+#include "core/error.h"
+#include "core/units.h"
+
 #pragma weak mallocx  // null where jemalloc is not linked
 #pragma weak mallctl
 
@@ -40,7 +43,7 @@ void free_block(void* data) {
 
 constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
 
-// Allocates from an arena of large tensors alone. Throws std::bad_alloc.
+// Allocates from an arena of large tensors alone. Throws Error.
 void* allocate_in_own_arena(size_t bytes) {
   static const unsigned arena = [] {
     unsigned made = 0;
@@ -50,7 +53,9 @@ void* allocate_in_own_arena(size_t bytes) {
   }();
   void* block =
       mallocx(bytes, MALLOCX_ALIGN(alignof(BlockHeader)) | MALLOCX_ARENA(arena) | MALLOCX_TCACHE_NONE);
-  if (!block) throw std::bad_alloc();
+  if (!block)
+    fail("memory", "there is not enough memory for a tensor of {} GiB",
+         gib_text(static_cast<int64_t>(bytes)));
   return block;
 }
 

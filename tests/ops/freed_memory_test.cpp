@@ -12,6 +12,7 @@
 #include "core/allocations.h"
 #include "core/aten.h"
 #include "core/memory_limits.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -67,6 +68,11 @@ TEST(FreedMemory, OfSmallBlocksGoesBackWithoutThatOfLargeTensors) {
   EXPECT_LT(rest, used - kCount * kLeast);
   trim_heap();
   EXPECT_LT(resident_bytes(), rest - 0.9 * kLarge);
+}
+
+TEST(FreedMemory, ATensorThatFindsNoneSaysHowMuchItTakes) {
+  install_tracking_cpu_allocator();
+  EXPECT_ERROR(at::empty({int64_t{1} << 50}), "there is not enough memory for a tensor of 4194304");
 }
 
 unsigned arena_of(const void* block) {
