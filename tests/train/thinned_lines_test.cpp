@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include "test_files.h"
+#include "watch/reported_run.h"
+#include "watch/run_log.h"
+
 namespace kiln {
 namespace {
 
@@ -51,6 +55,25 @@ TEST(ThinnedLines, WhatIsNoNumberLeavesAMeanAlone) {
   EXPECT_EQ(thinned.lines()[1]["loss"], 4);
   thinned.add("no line");
   EXPECT_EQ(thinned.lines().size(), 2u);
+}
+
+// Training reads its own log every half minute: all lines of a long one in memory made the run grow.
+TEST(ThinnedLines, AReportKeepsFewOfALongLog) {
+  const TempFolder run;
+  constexpr int64_t kSteps = 5000;
+  RunLog log(run.path().string(), 0);
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    log.append({{"step", step}, {"loss", 2}, {"images_seen", 4 * step}, {"peak_host_bytes", step}});
+    if (step % 1000 == 0) log.append({{"event", "validation"}, {"step", step}, {"validation_loss", 3}});
+  }
+  const ReportedRun read = read_reported_run(run.path().string());
+  EXPECT_LE(read.steps.size(), 2000u);
+  EXPECT_EQ(read.log.size(), 5u);
+  EXPECT_EQ(read.validation().size(), 5u);
+  EXPECT_EQ(read.last_step, kSteps);
+  EXPECT_EQ(read.images, 4 * kSteps);
+  EXPECT_EQ(read.median("loss"), 2);
+  EXPECT_EQ(read.highest("peak_host_bytes"), kSteps);
 }
 
 }  // namespace
