@@ -167,10 +167,12 @@ void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, c
 
 namespace fs = std::filesystem;
 
-bool is_record(const std::string& path) {
+bool is_record(const std::string& path) try {
   if (!fs::exists(path)) return false;
   const nlohmann::json document = read_json(path);
   return document.is_object() && document.contains("model") && document.contains("model_config");
+} catch (const Error&) {
+  return false;
 }
 
 // True for a safetensors file with a record, or a .pt file with one in FILE.json.
@@ -234,13 +236,14 @@ void convert(const ConvertOptions& options) {
   }
   switch (target) {
     case Target::kPt:
-      write_pt_file(options.out, loaded.weights);
-      if (loaded.family) {
+      // First what says that the file is Kiln's: if the weights then fail, the same command replaces it.
+      if (loaded.family)
         write_file_atomically("convert", options.out + ".json",
                               metadata_of(record_of_file(record, source)).at(kRecordKey) + "\n");
+      write_pt_file(options.out, loaded.weights);
+      if (loaded.family)
         fmt::print("{}.json says what the weights are and how they draw: keep the two files together\n",
                    options.out);
-      }
       break;
     case Target::kSafetensors:
       save_tensors(options.out, loaded.weights, metadata_of(record_of_file(record, source)));
@@ -266,7 +269,7 @@ void check_replaceable(const std::string& path, bool overwrite) {
   if (fs::exists(path)) {
     if (!is_of_kiln(path)) refuse(path);
   } else if (fs::path(path).extension() != ".safetensors" && fs::exists(path + ".json") &&
-             !is_of_kiln(path)) {
+             !is_record(path + ".json")) {
     refuse(path + ".json");
   }
 }

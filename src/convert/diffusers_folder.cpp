@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
+#include "checkpoint/file_checksum.h"
 #include "checkpoint/tensor_files.h"
 #include "convert/model_card.h"
 #include "core/aten.h"
@@ -301,19 +303,42 @@ class FolderWriter {
   json index_;
 };
 
+bool hold_the_same(const fs::path& one, const fs::path& other) {
+  const auto names_in = [](const fs::path& folder) {
+    std::set<fs::path> names;
+    for (const auto& entry : entries_below(folder)) names.insert(entry.path().lexically_relative(folder));
+    return names;
+  };
+  const auto hash_of = [](const fs::path& file) {
+    const uint64_t bytes = fs::file_size(file);
+    return checksum_of_bytes(file.string(), 0, bytes).of_file(bytes);
+  };
+  const std::set<fs::path> names = names_in(one);
+  return names == names_in(other) && std::ranges::all_of(names, [&](const fs::path& name) {
+           if (fs::is_directory(one / name)) return fs::is_directory(other / name);
+           return fs::is_regular_file(other / name) && hash_of(one / name) == hash_of(other / name);
+         });
+}
+
 }  // namespace
 
 DiffusersFolder write_diffusers_pipeline(const std::string& folder, const ForeignFormat& format,
                                          const ModelRecord& known, const ModelRecord& settled,
                                          const TensorMap& weights, const DiffusersFolderOptions& options) {
-  if (fs::exists(folder)) fail("convert", "{} exists: remove it or choose another --out", folder);
+  // The same command may have written it, and not its last line.
+  const bool is_there = fs::exists(folder);
+  const auto refuse = [&] { fail("convert", "{} exists: remove it or choose another --out", folder); };
+  if (is_there && !fs::exists(fs::path(folder) / "model_index.json")) refuse();
   fs::path target = folder;
   if (!target.has_filename()) target = target.parent_path();  // given with a trailing slash
   try {
     if (target.has_parent_path()) fs::create_directories(target.parent_path());
     AtomicFolder written("convert", target.string());
     DiffusersFolder result = FolderWriter(written.folder(), format, known, settled, weights, options).write();
-    written.commit();
+    if (!is_there)
+      written.commit();
+    else if (!hold_the_same(written.folder(), target))
+      refuse();
     return result;
   } catch (const fs::filesystem_error& error) {
     fail("convert", "cannot write {}: {}", target.string(), error.code().message());

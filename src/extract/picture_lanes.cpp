@@ -4,8 +4,10 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "core/files/xxh3.h"
 #include "core/text/progress_line.h"
+#include "data/images/image_header.h"
 #include "data/images/ordered_workers.h"
 #include "parallel/ranks/agreement.h"
 
@@ -83,7 +85,9 @@ void PictureLanes::read_sizes(ProcessGroup& group) {
         ImageHeader header = dataset_.header(index);
         if (!options_.orient) header.orientation = 1;
         return {.size = {.height = header.upright_height(), .width = header.upright_width()}};
-      } catch (const Error& error) {
+      } catch (const BrokenPicture& error) {
+        return {.error = message_of(error)};
+      } catch (const NoSuchFile& error) {
         return {.error = message_of(error)};
       }
     };

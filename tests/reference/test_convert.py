@@ -220,6 +220,19 @@ class TestRefusals:
         (tmp_path / "pipeline").mkdir()
         assert "exists: remove it" in refused(tmp_path / "in.safetensors", "pipeline")
 
+    def test_the_same_command_again(self, refused, tmp_path):
+        """A command that ended before its last line, or between its two files, is repeated; other content stays."""
+        save_file(randomized_weights(), tmp_path / "in.safetensors")
+        for out in ("again", "again.pt"):
+            succeed("convert", "--in", tmp_path / "in.safetensors", "--out", tmp_path / out)
+        card = (tmp_path / "again/README.md").read_text()
+        (tmp_path / "again.pt").unlink()
+        for out in ("again", "again.pt"):
+            succeed("convert", "--in", tmp_path / "in.safetensors", "--out", tmp_path / out)
+        (tmp_path / "again/README.md").write_text(card + "mine")
+        assert "exists: remove it" in refused(tmp_path / "in.safetensors", "again")
+        assert (tmp_path / "again/README.md").read_text() == card + "mine"
+
     def test_diffusers_embedders_that_differ(self, refused, tmp_path):
         diffusers.DiTTransformer2DModel(num_attention_heads=1, attention_head_dim=64, num_layers=2, sample_size=8,
                                         num_embeds_ada_norm=10).save_pretrained(tmp_path / "transformer")  # fmt: skip

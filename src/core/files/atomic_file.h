@@ -57,7 +57,8 @@ class AtomicFile {
 // A new folder that gets its name when all of it is written. Its files are synced by whoever writes them.
 class AtomicFolder {
  public:
-  // Throws Error, as commit() does. REQUIRES: `path` has a last part (no trailing slash); nothing is there.
+  // Throws Error, as commit() does. REQUIRES: `path` has a last part (no trailing slash); commit() finds
+  // nothing.
   AtomicFolder(std::string who, std::string path)
       : partial_(std::move(who), std::move(path), PartialPath::Kind::kFolder) {}
 
