@@ -220,6 +220,13 @@ TEST(ImagePipeline, DeliversInOrderAndNamesTheBroken) {
   }
 }
 
+TEST(ImagePipeline, EndsWhereAPictureCannotBeRead) {
+  const auto load = [](int64_t) -> Image { fail("images", "cannot read 0.png: Input/output error"); };
+  ImagePipeline pipeline(0, 4, load, 2);
+  PreparedImage prepared;
+  EXPECT_ERROR(pipeline.next(prepared), "cannot read 0.png: Input/output error");
+}
+
 TEST(ImagePipeline, StopsInTheMiddle) {
   const TempFolder folder;
   for (int i = 0; i < 20; ++i) write_picture(folder / fmt::format("{:03}.png", i), make_picture(16, 16));

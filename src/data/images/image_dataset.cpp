@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/files/input_file.h"
 #include "core/files/xxh3.h"
+#include "data/images/image_header.h"
 #include "data/images/images.h"
 #include "data/images/ordered_workers.h"
 
@@ -64,7 +66,9 @@ ImagePipeline::ImagePipeline(int64_t first, int64_t last, std::function<Image(in
     PreparedImage prepared{index, {}, {}};
     try {
       prepared.image = load(index);
-    } catch (const Error& error) {
+    } catch (const BrokenPicture& error) {
+      prepared.error = message_of(error);
+    } catch (const NoSuchFile& error) {
       prepared.error = message_of(error);
     }
     return prepared;

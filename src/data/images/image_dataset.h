@@ -79,8 +79,8 @@ struct PreparedImage {
   Image image;
   std::string error;
 };
-// Loads pictures in worker threads and delivers them in order. A picture for which `load` throws an Error is
-// delivered with `error` set.
+// Loads pictures in worker threads and delivers them in order. A picture for which `load` throws
+// BrokenPicture or NoSuchFile is delivered with `error` set; next() throws any other error.
 class ImagePipeline {
  public:
   // Calls load(i) for i in [first, last) from several threads at once. At most `queue_depth` pictures are
