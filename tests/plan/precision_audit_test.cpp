@@ -7,6 +7,7 @@
 #include "diffusion/objective.h"
 #include "ops/op_recorder.h"
 #include "optim/optimizer.h"
+#include "step/span_recorder.h"
 #include "step/training_state.h"
 #include "test_files.h"
 #include "train/tiny_model.h"
