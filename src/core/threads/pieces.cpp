@@ -16,7 +16,10 @@
 namespace kiln {
 namespace {
 
-thread_local bool runs_pieces = false;
+// False while this thread runs pieces. It begins as true, for that gives every program a thread-local
+// variable with a first value: mold before 2.4 can put the others outside the pages that a program maps, and
+// the loader then refuses to start it (https://github.com/rui314/mold/issues/1151).
+thread_local bool may_share = true;
 
 // Threads that help one caller at a time with its pieces. What different threads write lies on lines of the
 // cache of its own.
@@ -42,10 +45,10 @@ class Helpers {  // NOLINT(clang-analyzer-optin.performance.Padding)
     const bool may_all_help = num_helpers_ < threads;  // else those may wake that may not
     if (num_sleeping_.load() > 0)
       wake_sleepers(num_offers_, may_all_help ? static_cast<int>(std::min(count, threads)) - 1 : INT_MAX);
-    runs_pieces = true;
+    may_share = false;
     while (take_piece(/*helper=*/0)) {
     }
-    runs_pieces = false;
+    may_share = true;
     wait_for_pieces();
     if (const std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
   }
@@ -80,7 +83,7 @@ class Helpers {  // NOLINT(clang-analyzer-optin.performance.Padding)
   }
 
   void help(uint32_t helper) {
-    runs_pieces = true;
+    may_share = false;
     for (;;) {
       const uint32_t seen = num_offers_.load();
       while (take_piece(helper)) {
@@ -145,13 +148,13 @@ class LentHelpers {
 }  // namespace
 
 void run_pieces(int64_t count, int64_t threads, PieceWork work) {
-  if (threads > 1 && count > 1 && !runs_pieces)
+  if (threads > 1 && count > 1 && may_share)
     return LentHelpers()->run(static_cast<uint32_t>(count), static_cast<uint32_t>(threads), work);
   for (int64_t piece = 0; piece < count; ++piece) work(piece);
 }
 
 bool run_together(int64_t threads, PieceWork work) {
-  if (runs_pieces) return false;
+  if (!may_share) return false;
   if (threads == 1) return work(0), true;
   const LentHelpers helpers;
   if (helpers->start(static_cast<uint32_t>(threads - 1)) < threads - 1)
