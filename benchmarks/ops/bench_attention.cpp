@@ -63,9 +63,12 @@ void backward(benchmark::State& state) {
 
 void shapes(benchmark::internal::Benchmark* bench) {
   for (const int64_t bf16 : {1, 0}) {
-    bench->Args({32, 256, 6, 64, bf16});   // DiT-S/2
+    bench->Args({32, 256, 6, 64, bf16});  // DiT-S/2
+    bench->Args({4, 1024, 8, 20, bf16});  // a U-Net half as wide
+    bench->Args({4, 256, 8, 40, bf16});
     bench->Args({8, 256, 16, 72, bf16});   // DiT-XL/2
     bench->Args({2, 1024, 16, 72, bf16});  // at 512 px
+    bench->Args({8, 1024, 6, 64, bf16});   // PixArt-Sigma, width 384
   }
   bench->UseManualTime()->Unit(benchmark::kMillisecond)->MinTime(0.2);
 }

@@ -191,13 +191,13 @@ void backward_head(const AttentionBackward& args, void* memory) {
 
 }  // namespace
 
-std::size_t attention_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim) {
+std::size_t avx512_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim) {
   if (type == AttentionType::kF32) return scratch_bytes<F32, BackwardScratch>(num_tokens, head_dim);
   return has_matrix_tiles() ? tiles_backward_scratch(num_tokens, head_dim)
                             : scratch_bytes<BF16, BackwardScratch>(num_tokens, head_dim);
 }
 
-void attention_backward_head(AttentionType type, const AttentionBackward& args, void* scratch) {
+void avx512_backward_head(AttentionType type, const AttentionBackward& args, void* scratch) {
   if (type == AttentionType::kF32)
     backward_head<F32>(args, scratch);
   else if (has_matrix_tiles())
@@ -207,11 +207,4 @@ void attention_backward_head(AttentionType type, const AttentionBackward& args, 
 }
 
 }  // namespace kiln::ops::cpu
-#else  // the compiler lacks AVX-512: ATen serves everything
-
-namespace kiln::ops::cpu {
-std::size_t attention_backward_scratch(AttentionType, int64_t, int64_t) { return 0; }
-void attention_backward_head(AttentionType, const AttentionBackward&, void*) {}
-}  // namespace kiln::ops::cpu
-
 #endif

@@ -106,14 +106,14 @@ void forward_head(const AttentionForward& args, int64_t row_begin, int64_t row_e
 
 }  // namespace
 
-std::size_t attention_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim) {
+std::size_t avx512_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim) {
   if (type == AttentionType::kF32) return scratch_bytes<F32, ForwardScratch>(num_tokens, head_dim);
   return has_matrix_tiles() ? tiles_forward_scratch(num_tokens, head_dim)
                             : scratch_bytes<BF16, ForwardScratch>(num_tokens, head_dim);
 }
 
-void attention_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin,
-                            int64_t row_end, void* scratch) {
+void avx512_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin, int64_t row_end,
+                         void* scratch) {
   if (type == AttentionType::kF32)
     forward_head<F32>(args, row_begin, row_end, scratch);
   else if (has_matrix_tiles())
@@ -123,11 +123,4 @@ void attention_forward_head(AttentionType type, const AttentionForward& args, in
 }
 
 }  // namespace kiln::ops::cpu
-#else  // the compiler lacks AVX-512: ATen serves everything
-
-namespace kiln::ops::cpu {
-std::size_t attention_forward_scratch(AttentionType, int64_t, int64_t) { return 0; }
-void attention_forward_head(AttentionType, const AttentionForward&, int64_t, int64_t, void*) {}
-}  // namespace kiln::ops::cpu
-
 #endif

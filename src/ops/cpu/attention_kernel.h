@@ -36,17 +36,21 @@ struct AttentionBackward {
   float scale;
 };
 
-// True if the kernels serve this processor and head size; otherwise ATen does.
-bool attention_supported(AttentionType type, int64_t head_dim);
+// Two sets of kernels: for AVX-512, with bf16 multiplied as pairs (where the processor does that, and
+// head_dim is even), and for vectors of any width, which compute in f32. The scratch of one call is in bytes,
+// 64-byte aligned. Rows [row_begin, row_end) of the output do not depend on how they are split.
+std::size_t avx512_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
+std::size_t avx512_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
+void avx512_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin, int64_t row_end,
+                         void* scratch);
+void avx512_backward_head(AttentionType type, const AttentionBackward& args, void* scratch);
 
-// Bytes of 64-byte aligned scratch that one call needs.
-std::size_t attention_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
-std::size_t attention_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
-
-// Computes rows [row_begin, row_end) of the output. Rows do not depend on how they are split.
-void attention_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin,
-                            int64_t row_end, void* scratch);
-void attention_backward_head(AttentionType type, const AttentionBackward& args, void* scratch);
+inline constexpr int64_t kVectorQueries = 96, kVectorKeys = 192;  // of a block of scores
+std::size_t vector_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
+std::size_t vector_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
+void vector_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin, int64_t row_end,
+                         void* scratch);
+void vector_backward_head(AttentionType type, const AttentionBackward& args, void* scratch);
 
 // One head in bf16 by matrix tiles (AMX): the work that the AVX-512 kernels do on other processors.
 

@@ -20,49 +20,6 @@ namespace HWY_NAMESPACE {
 
 constexpr size_t kQueries = kRaggedQueries;
 
-HWY_INLINE size_t whole_vectors(size_t n) { return (n + kLanes - 1) / kLanes; }
-HWY_INLINE size_t row_vectors(size_t head_dim) {  // transposition takes four columns
-  constexpr size_t kColumns = kLanes < 4 ? 4 : kLanes;
-  return (head_dim + kColumns - 1) / kColumns * kColumns / kLanes;
-}
-
-// Hands out pieces of the scratch.
-struct Pieces {
-  float* next;
-  RowMajor take(size_t rows, size_t width) {
-    const RowMajor piece{next, width};
-    next += rows * width;
-    return piece;
-  }
-};
-
-// Writes tokens [first, first + count) times `factor` as f32, with zeros after them up to `rows` and in
-// partial vectors.
-template <class T>
-HWY_INLINE void widen_rows(const HeadTokens& tokens, size_t first, size_t count, size_t rows, size_t head_dim,
-                           float factor, RowMajor to) {
-  const Vec scale = set(factor);
-  for (size_t t = 0; t < count; ++t) {
-    const T* from = static_cast<const T*>(tokens.data) + (first + t) * tokens.stride;
-    float* row = to.values + t * to.stride;
-    for_each_vector(head_dim, [=](size_t j, size_t lanes)
-                                  HWY_ATTR { store(hn::Mul(load(from + j, lanes), scale), row + j); });
-  }
-  std::fill_n(to.values + count * to.stride, (rows - count) * to.stride, 0.0f);
-}
-
-template <class T>
-HWY_INLINE void narrow_rows(RowMajor from, size_t count, size_t head_dim, float factor, const HeadTokens& to,
-                            size_t first) {
-  const Vec scale = set(factor);
-  for (size_t t = 0; t < count; ++t) {
-    const float* row = from.values + t * from.stride;
-    T* out = static_cast<T*>(to.data) + (first + t) * to.stride;
-    for_each_vector(head_dim, [=](size_t j, size_t lanes)
-                                  HWY_ATTR { store(hn::Mul(load(row + j), scale), out + j, lanes); });
-  }
-}
-
 // Replaces each of the `vectors` vectors of columns by its softmax over the rows.
 HWY_INLINE void softmax_columns(RowMajor scores, size_t rows, size_t vectors) {
   for (size_t j = 0; rows > 0 && j < vectors; ++j) {
