@@ -52,7 +52,7 @@ HWY_INLINE void exp2_columns(RowMajor scores, size_t keys, bool is_first, Softma
   for (size_t j = 0; j < kVectors; ++j) {
     sum[j] = set(0);
     if (!is_first) {
-      const Vec factor = exp2(hn::Sub(load(of.top + j * kLanes), top[j]));
+      const Vec factor = exp2_below_127(hn::Sub(load(of.top + j * kLanes), top[j]));
       store(factor, of.factor + j * kLanes);
       sum[j] = hn::Mul(load(of.sum + j * kLanes), factor);
     }
@@ -62,7 +62,7 @@ HWY_INLINE void exp2_columns(RowMajor scores, size_t keys, bool is_first, Softma
     float* row = scores.values + l * scores.stride;
     HWY_UNROLL(4)
     for (size_t j = 0; j < kVectors; ++j) {
-      const Vec p = exp2(hn::Sub(load(row + j * kLanes), top[j]));
+      const Vec p = exp2_below_127(hn::Sub(load(row + j * kLanes), top[j]));
       sum[j] = hn::Add(sum[j], p);
       store(p, row + j * kLanes);
     }
@@ -131,7 +131,7 @@ HWY_INLINE void softmax_grad_block(RowMajor scores, RowMajor grads, size_t keys,
     for (size_t l = 0; l < keys; ++l) {
       float *score = scores.values + l * scores.stride + j * kLanes,
             *grad = grads.values + l * grads.stride + j * kLanes;
-      const Vec p = exp2(hn::Sub(load(score), shift));
+      const Vec p = exp2_below_127(hn::Sub(load(score), shift));
       store(p, score);
       store(hn::Mul(p, hn::Sub(load(grad), less)), grad);
     }

@@ -19,6 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
+constexpr size_t kTileRows = tile_rows(kTileVectors);
 constexpr size_t kPanelChannels = kTileVectors * kLanes;  // of the input, side by side in a panel of pixels
 constexpr size_t kPanelFloats = kConvPixels * kPanelChannels;
 static_assert(kConvInChannels % kPanelChannels == 0 && kConvOutChannels % kTileRows == 0);

@@ -11,9 +11,9 @@ HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
-// Returns 2^z for z in [-126, 128] (2^128 is inf). Outside, z is clamped. Relative error below 1.5e-7.
-HWY_INLINE Vec exp2(Vec z) {
-  z = hn::Min(set(128.0f), hn::Max(set(-126.0f), z));
+// Returns 2^z for z in [-126, 127]; below, z is clamped. Relative error below 1.5e-7.
+HWY_INLINE Vec exp2_below_127(Vec z) {
+  z = hn::Max(set(-126.0f), z);
   // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits of the significand.
   const Vec shifted = hn::Add(z, set(12582912.0f));
   const Vec fraction = hn::Sub(z, hn::Sub(shifted, set(12582912.0f)));  // [-0.5, 0.5]
@@ -27,6 +27,9 @@ HWY_INLINE Vec exp2(Vec z) {
   const U32 bits;
   return hn::BitCast(F32(), hn::Add(hn::BitCast(bits, p), hn::ShiftLeft<23>(hn::BitCast(bits, shifted))));
 }
+
+// The same for z in [-126, 128] (2^128 is inf). Above, z is clamped too.
+HWY_INLINE Vec exp2(Vec z) { return exp2_below_127(hn::Min(set(128.0f), z)); }
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 

@@ -14,9 +14,10 @@ namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
 // A register tile. With AVX-512, 6 x 4 sums, 4 vectors of the right matrix and one broadcast of the left take
-// 29 of 32 registers. With AVX2, 6 x 2 sums take 15 of 16 in all.
-constexpr size_t kTileRows = 6;
+// 29 of 32 registers. With AVX2, 6 x 2 sums take 15 of 16 in all, and 4 x 3, where columns are an odd number
+// of vectors, 16.
 constexpr size_t kTileVectors = kLanes >= 16 ? 4 : 2;
+constexpr size_t tile_rows(size_t vectors) { return vectors <= kTileVectors ? 6 : 4; }
 
 // Element (i, k) is values[i * row + k * inner]: a row-major matrix or a transposed one.
 struct LeftMatrix {
@@ -68,6 +69,7 @@ HWY_INLINE void multiply_rows(size_t rows, const float* left, size_t row, size_t
     multiply_tile<decltype(count)::value, kVectors>(left, row, inner, right, right_stride, depth, add, result,
                                                     result_stride);
   };
+  constexpr size_t kMost = tile_rows(kVectors);
   switch (rows) {
     case 1:
       return tile(std::integral_constant<size_t, 1>());
@@ -78,9 +80,9 @@ HWY_INLINE void multiply_rows(size_t rows, const float* left, size_t row, size_t
     case 4:
       return tile(std::integral_constant<size_t, 4>());
     case 5:
-      return tile(std::integral_constant<size_t, 5>());
+      return tile(std::integral_constant<size_t, std::min<size_t>(5, kMost)>());
     default:
-      return tile(std::integral_constant<size_t, kTileRows>());
+      return tile(std::integral_constant<size_t, kMost>());
   }
 }
 
@@ -98,21 +100,25 @@ HWY_INLINE void for_even_pieces(size_t n, size_t most, const Body& body) {
 // that to it. Each element is one sum in the order of depth, whatever the tiles.
 inline void multiply(const LeftMatrix& left, RowMajor right, RowMajor result, size_t rows, size_t vectors,
                      size_t depth, bool add = false) {
-  for_even_pieces(vectors, kTileVectors, [&](size_t first, size_t count) HWY_ATTR {
-    for_even_pieces(rows, kTileRows, [&](size_t top, size_t height) HWY_ATTR {
-      const float *a = left.values + top * left.row, *b = right.values + first * kLanes;
-      float* c = result.values + top * result.stride + first * kLanes;
-      const auto product = [&](auto width) HWY_ATTR {
-        multiply_rows<decltype(width)::value>(height, a, left.row, left.inner, b, right.stride, depth, add, c,
-                                              result.stride);
-      };
-      if (count == 1) return product(std::integral_constant<size_t, 1>());
-      if constexpr (kTileVectors > 2) {
-        if (count == 3) return product(std::integral_constant<size_t, 3>());
-        if (count == 4) return product(std::integral_constant<size_t, 4>());
-      }
-      return product(std::integral_constant<size_t, 2>());
+  const auto columns = [&](size_t first, auto width) HWY_ATTR {
+    constexpr size_t kVectors = decltype(width)::value;
+    for_even_pieces(rows, tile_rows(kVectors), [&](size_t top, size_t height) HWY_ATTR {
+      multiply_rows<kVectors>(height, left.values + top * left.row, left.row, left.inner,
+                              right.values + first * kLanes, right.stride, depth, add,
+                              result.values + top * result.stride + first * kLanes, result.stride);
     });
+  };
+  const bool is_odd = kTileVectors == 2 && vectors % 2 == 1 && vectors > 1;
+  if (is_odd) columns(0, std::integral_constant<size_t, 3>());
+  const size_t begin = is_odd ? 3 : 0;
+  for_even_pieces(vectors - begin, kTileVectors, [&](size_t first, size_t count) HWY_ATTR {
+    first += begin;
+    if (count == 1) return columns(first, std::integral_constant<size_t, 1>());
+    if constexpr (kTileVectors > 2) {
+      if (count == 3) return columns(first, std::integral_constant<size_t, 3>());
+      if (count == 4) return columns(first, std::integral_constant<size_t, 4>());
+    }
+    return columns(first, std::integral_constant<size_t, 2>());
   });
 }
 
