@@ -1,6 +1,7 @@
-// The gradient of a 3x3 convolution's weight, as a product over pixels. The patches of a few pixels are
-// gathered at a time, tap by tap, so that patches never lie in memory as a whole. Every element is one sum in
-// the order of the pixels, whatever the blocks.
+// The gradient of a 3x3 convolution's weight, as products over the pixels of a few rows, one for each tap of
+// the kernel. The rows lie behind each other with what pads them, and the gradients of their results
+// likewise, with zeros between the rows: all taps thus read the same pixels, from different places on. Every
+// element is one sum in the order of the pixels, whatever the blocks.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,6 +24,15 @@ constexpr size_t kTileRows = tile_rows(kTileVectors);
 constexpr size_t kPanelChannels = kTileVectors * kLanes;  // of the input, side by side in a panel of pixels
 constexpr size_t kPanelFloats = kConvPixels * kPanelChannels;
 static_assert(kConvInChannels % kPanelChannels == 0 && kConvOutChannels % kTileRows == 0);
+constexpr size_t kMostColumns = 128;  // of a rectangle that is not as wide as the picture
+
+// Results of one picture that are summed at once.
+struct Rectangle {
+  size_t sample, row, rows, column, columns;
+  size_t line;  // pixels from one row to the next
+  // From the first result to the last, what lies between the rows included.
+  size_t num_results() const { return (rows - 1) * line + columns; }
+};
 
 // Copies the channels of a pixel into its row of each panel, and zeros behind them; all zeros if `from` is
 // null.
@@ -35,38 +45,56 @@ HWY_INLINE void copy_pixel(const T* from, size_t channels, float* panels) {
     }
 }
 
-// Gathers what a tap of the kernel reads for the results [first, first + count), as panels of `block`'s
-// channels.
+// Gathers the pixels that a rectangle reads, as panels of `block`'s channels: two rows more than it has, each
+// of `line` pixels, and the last pixel that they share with the row that would follow.
 template <class T>
-void gather_tap(const ConvGradWeight& conv, const ConvBlock& block, size_t tap, size_t first, size_t count,
-                float* panels) {
+void gather_pixels(const ConvGradWeight& conv, const ConvBlock& block, const Rectangle& at, float* panels) {
   const T* x = static_cast<const T*>(conv.x);
-  for (size_t i = 0; i < count;) {
-    const size_t line = (first + i) / conv.out_width, begin = (first + i) % conv.out_width,
-                 end = std::min(conv.out_width, begin + count - i);
+  const size_t pixels = (at.rows + 2) * at.line + 1;
+  for (size_t i = 0; i < pixels; ++i) {
     // Places above or left of the picture wrap around to the largest numbers.
-    const size_t y = line % conv.out_height * conv.stride + tap / 3 - conv.padding;
-    const T* from = x + (line / conv.out_height * conv.height + y) * conv.width * conv.in_channels;
-    for (size_t column = begin; column < end; ++column, ++i) {
-      const size_t place = column * conv.stride + tap % 3 - conv.padding;
-      const bool is_inside = y < conv.height && place < conv.width;
-      copy_pixel(is_inside ? from + place * conv.in_channels + block.first_in : nullptr, block.num_in,
-                 panels + i * kPanelChannels);
-    }
+    const size_t y = at.row + i / at.line - conv.padding, place = at.column + i % at.line - conv.padding;
+    const bool is_inside = y < conv.height && place < conv.width;
+    const size_t pixel = (at.sample * conv.height + y) * conv.width + place;
+    copy_pixel(is_inside ? x + pixel * conv.in_channels + block.first_in : nullptr, block.num_in,
+               panels + i * kPanelChannels);
   }
 }
 
-// Gathers the gradients of the results [first, first + count) as tiles of kTileRows channels, pixel by pixel.
+// Gathers the gradients of a rectangle's results as tiles of kTileRows channels, result by result.
 template <class T>
-void gather_grads(const ConvGradWeight& conv, const ConvBlock& block, size_t first, size_t count,
-                  float* tiles) {
-  const T* from = static_cast<const T*>(conv.grad) + first * conv.out_channels + block.first_out;
+void gather_grads(const ConvGradWeight& conv, const ConvBlock& block, const Rectangle& at, float* tiles) {
   HWY_ALIGN float channels[kConvOutChannels + kLanes] = {};
-  for (size_t i = 0; i < count; ++i, from += conv.out_channels) {
-    for_each_vector(block.num_out,
-                    [&](size_t j, size_t lanes) HWY_ATTR { store(load(from + j, lanes), channels + j); });
+  const size_t results = at.num_results();
+  for (size_t i = 0; i < results; ++i) {
+    if (const size_t column = i % at.line; column < at.columns) {
+      const size_t y = at.row + i / at.line, place = at.column + column;
+      const T* from = static_cast<const T*>(conv.grad) + block.first_out +
+                      ((at.sample * conv.out_height + y) * conv.out_width + place) * conv.out_channels;
+      for_each_vector(block.num_out,
+                      [&](size_t j, size_t lanes) HWY_ATTR { store(load(from + j, lanes), channels + j); });
+    } else {
+      std::fill_n(channels, kConvOutChannels, 0.0f);
+    }
     for (size_t o = 0; o < block.num_out; o += kTileRows)
-      std::memcpy(tiles + o * kConvPixels + i * kTileRows, channels + o, kTileRows * sizeof(float));
+      std::memcpy(tiles + o * kConvResults + i * kTileRows, channels + o, kTileRows * sizeof(float));
+  }
+}
+
+// Calls body(rectangle) for all results in their order.
+template <class Body>
+HWY_INLINE void for_rectangles(const ConvGradWeight& conv, const Body& body) {
+  const size_t most = conv.out_width < kConvResults / 2 ? conv.out_width : kMostColumns;
+  for (size_t sample = 0; sample < conv.batch; ++sample) {
+    const bool is_whole = most == conv.out_width;
+    // One column of zeros is right of a row and left of the next.
+    const size_t line = most + (is_whole && conv.padding == 1 ? 1 : 2);
+    const size_t rows_at_once = is_whole ? 1 + (kConvResults - most) / line : 1;
+    for_even_pieces(conv.out_height, rows_at_once, [&](size_t row, size_t rows) {
+      for_even_pieces(conv.out_width, most, [&](size_t column, size_t columns) {
+        body(Rectangle{sample, row, rows, column, columns, is_whole ? line : columns + 2});
+      });
+    });
   }
 }
 
@@ -87,20 +115,20 @@ template <class T>
 void sum_block(const ConvGradWeight& conv, const ConvBlock& block, T* grad_weight, float* scratch) {
   float *sums = scratch, *panels = sums + kConvOutChannels * kConvTaps * kConvInChannels,
         *tiles = panels + kConvPixels * kConvInChannels;
-  const size_t num_pixels = conv.batch * conv.out_height * conv.out_width;
-  for (size_t first = 0; first < num_pixels; first += kConvPixels) {
-    const size_t count = std::min(kConvPixels, num_pixels - first);
-    gather_grads<T>(conv, block, first, count, tiles);
-    for (size_t tap = 0; tap < kConvTaps; ++tap) {
-      gather_tap<T>(conv, block, tap, first, count, panels);
-      for (size_t c = 0; c < block.num_in; c += kPanelChannels)
+  bool is_first = true;
+  for_rectangles(conv, [&](const Rectangle& at) HWY_ATTR {
+    gather_grads<T>(conv, block, at, tiles);
+    gather_pixels<T>(conv, block, at, panels);
+    for (size_t c = 0; c < block.num_in; c += kPanelChannels)
+      for (size_t tap = 0; tap < kConvTaps; ++tap)
         for (size_t o = 0; o < block.num_out; o += kTileRows)
-          multiply({tiles + o * kConvPixels, /*row=*/1, /*inner=*/kTileRows},
-                   {panels + c * kConvPixels, kPanelChannels},
-                   {sums + (o * kConvTaps + tap) * kConvInChannels + c, kConvTaps * kConvInChannels},
-                   std::min(kTileRows, block.num_out - o), kTileVectors, count, /*add=*/first > 0);
-    }
-  }
+          multiply(
+              {tiles + o * kConvResults, /*row=*/1, /*inner=*/kTileRows},
+              {panels + c * kConvPixels + (tap / 3 * at.line + tap % 3) * kPanelChannels, kPanelChannels},
+              {sums + (o * kConvTaps + tap) * kConvInChannels + c, kConvTaps * kConvInChannels},
+              std::min(kTileRows, block.num_out - o), kTileVectors, at.num_results(), /*add=*/!is_first);
+    is_first = false;
+  });
   write_sums(conv, block, sums, grad_weight);
 }
 

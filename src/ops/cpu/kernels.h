@@ -95,21 +95,21 @@ void glu_conv(const GluConv& conv, void* out, size_t first, size_t count);
 void glu_conv_grad(const GluConv& conv, const void* grad, void* grad_h, float* grad_weight, float* grad_bias,
                    size_t first, size_t count);
 
-// The gradient of the weight of a 3x3 convolution of channels-last pixels, block by block.
+// The gradient of the weight of a 3x3 convolution of channels-last pixels with stride 1, block by block.
 
 inline constexpr size_t kConvTaps = 9;  // weights of a 3x3 kernel, row-major
-// Most channels of a block, and pixels whose patches are gathered at once. The sums and patches of a block
-// stay in the second-level cache.
-inline constexpr size_t kConvOutChannels = 48, kConvInChannels = 64, kConvPixels = 256;
+// Most channels of a block, results that are summed at once, and pixels that they read. The sums and pixels
+// of a block stay in the second-level cache.
+inline constexpr size_t kConvOutChannels = 48, kConvInChannels = 64, kConvResults = 256, kConvPixels = 520;
 // Floats of 64-byte aligned scratch for a block.
 inline constexpr size_t kConvScratch =
-    kConvOutChannels * kConvTaps * kConvInChannels + kConvPixels * (kConvInChannels + kConvOutChannels);
+    kConvOutChannels * (kConvTaps * kConvInChannels + kConvResults) + kConvPixels * kConvInChannels;
 
 struct ConvGradWeight {
   const void* x;     // (batch, height, width, in_channels)
   const void* grad;  // of the result, (batch, out_height, out_width, out_channels)
   Dtype dtype;       // of both and of the weight's gradient
-  size_t batch, height, width, in_channels, out_height, out_width, out_channels, stride, padding;
+  size_t batch, height, width, in_channels, out_height, out_width, out_channels, padding;
 };
 
 // At most kConvOutChannels by kConvInChannels.

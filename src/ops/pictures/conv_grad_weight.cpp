@@ -47,7 +47,6 @@ void grad_weight_on_cpu(const at::Tensor& grad, const at::Tensor& x, const Convo
                                  .out_height = size(grad, 2),
                                  .out_width = size(grad, 3),
                                  .out_channels = size(grad, 1),
-                                 .stride = static_cast<size_t>(shape.stride),
                                  .padding = static_cast<size_t>(shape.padding)};
   const GradBlocks blocks(grad.size(1), x.size(1));
   // Not in pieces: each thread has one scratch.

@@ -10,9 +10,10 @@ namespace kiln::ops {
 // alone.
 bool has_conv_grad_weight(const at::Tensor& x, const at::Tensor& weight, const ConvolutionShape& shape);
 
-// grad (B, out, h, w) of the result and x (B, in, H, W), of one dtype f32, bf16 or fp16, without groups ->
-// the gradient of weight (out, in, 3, 3), in the memory that was lent to that (ops/gradient_memory.h). Each
-// element is one f32 sum over all pixels in their order, on any number of threads.
+// grad (B, out, h, w) of the result and x (B, in, H, W), of one dtype f32, bf16 or fp16, with stride 1,
+// without groups -> the gradient of weight (out, in, 3, 3), in the memory that was lent to that
+// (ops/gradient_memory.h). Each element is one f32 sum over all pixels in their order, on any number of
+// threads.
 at::Tensor conv_grad_weight(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                             const ConvolutionShape& shape);
 
