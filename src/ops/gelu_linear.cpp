@@ -130,6 +130,8 @@ void check_mlp(const at::Tensor& x, const MlpWeights& w) {
 
 }  // namespace
 
+at::Tensor gelu_tanh(const at::Tensor& h) { return GeluTanh::apply(h.contiguous()); }
+
 namespace reference {
 
 at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
@@ -168,7 +170,7 @@ at::Tensor gelu_tanh_mlp(const at::Tensor& x, const MlpWeights& weights, at::Sca
   if (products == Products::kFp8) {
     // fp8 products have no epilogues. The second layer saves gelu's result in 8 bits.
     at::Tensor hidden = linear(x, w.weight_1, w.bias_1, compute_dtype, products);
-    return linear(GeluTanh::apply(hidden), w.weight_2, w.bias_2, compute_dtype, products);
+    return linear(gelu_tanh(hidden), w.weight_2, w.bias_2, compute_dtype, products);
   }
   return GeluTanhMlp::apply(cast(x), w.weight_1, w.bias_1, w.weight_2, w.bias_2);
 }

@@ -22,6 +22,9 @@ enum class Products { kComputeDtype, kFp8 };
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   at::ScalarType compute_dtype, Products products = Products::kComputeDtype);
 
+// The tanh approximation of GELU (Hendrycks & Gimpel 2016). Saves h.
+at::Tensor gelu_tanh(const at::Tensor& h);
+
 // linear(gelu_tanh(h), weight, bias) that saves h alone and recomputes gelu in backward. h (..., in) is in
 // the compute dtype.
 at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,

@@ -104,5 +104,52 @@ TEST(GeluTanh, F64AndMetaGoTheirWay) {
             at::kBFloat16);
 }
 
+// geglu
+
+at::Tensor geglu_of(const Tensors& in) { return geglu(in[0]); }
+
+TEST(Geglu, IsTheReferenceWithItsGradient) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (const int64_t width : {1, 7, 8, 17, 72, 5000}) {
+      SCOPED_TRACE(::testing::Message() << dtype << " " << width);
+      expect_equals_reference(geglu_of, [](const Tensors& in) { return reference::geglu(in[0]); },
+                              {randn({3, 2, 2 * width}, dtype, 1) * 3}, {.gradients = 2});
+    }
+}
+
+TEST(Geglu, F32IsWithinTwoPartsInAMillion) {
+  const at::Tensor gate =
+      at::cat({at::linspace(-12, 12, 100003, at::kFloat), at::logspace(-30, 0, 1001, 10, at::kFloat)});
+  const at::Tensor h = at::stack({at::ones_like(gate), gate}, 1), wide = gate.to(at::kDouble);
+  const at::Tensor expected = at::gelu(wide), error = (geglu(h).flatten().to(at::kDouble) - expected).abs();
+  EXPECT_LE((error - (expected.abs() * 2e-6 + 2e-9)).max().item<double>(), 0);
+  const at::Tensor grad = geglu_backward(at::ones({gate.size(0), 1}), h).to(at::kDouble);
+  EXPECT_TRUE(bitwise_equal(grad.select(1, 0).to(at::kFloat), geglu(h).flatten()));
+  const at::Tensor slope = at::gelu_backward(at::ones_like(wide), wide);
+  EXPECT_LE((grad.select(1, 1) - slope).abs().max().item<double>(), 1e-6);
+}
+
+TEST(Geglu, TheNumberOfThreadsDoesNotMatter) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor h = randn({301, 2 * 333}, dtype, 1), grad = randn({301, 333}, dtype, 2);
+    expect_same_bits_on_threads([&] { return Tensors{geglu(h), geglu_backward(grad, h)}; });
+  }
+}
+
+TEST(Geglu, SpecialValues) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor gate = at::tensor({inf, 1e4f, -1e4f, 0.0f, nan}).to(dtype),
+                     h = at::stack({at::ones_like(gate), gate}, 1);
+    const at::Tensor y = geglu(h).flatten().to(at::kFloat),
+                     slope = geglu_backward(at::ones({5, 1}, h.options()), h).select(1, 1).to(at::kFloat);
+    EXPECT_EQ(y[0].item<float>(), inf);
+    const float values[] = {gate[1].item<float>(), 0, 0}, slopes[] = {1, 1, 0, 0.5};
+    for (const int i : {0, 1, 2}) EXPECT_NEAR(y[i + 1].item<float>(), values[i], 1e-30) << i;
+    for (const int i : {0, 1, 2, 3}) EXPECT_NEAR(slope[i].item<float>(), slopes[i], 1e-6) << i;
+    for (const at::Tensor& result : {y, slope}) EXPECT_TRUE(result[4].isnan().item<bool>());
+  }
+}
+
 }  // namespace
 }  // namespace kiln::ops

@@ -68,6 +68,8 @@ TEST_F(InstructionSets, GeluAndGroupNorm) {
           return Tensors{out, grad};
         },
         rtol);
+    const at::Tensor grad = randn({1, 12, 9, 5}, dtype, 3), h = x.narrow(-1, 0, 10).contiguous();
+    expect_agreement([&] { return Tensors{geglu_forward(h), geglu_backward(grad, h)}; }, rtol);
     expect_agreement(
         [&] {
           return Tensors{
@@ -109,6 +111,20 @@ TEST_F(InstructionSets, RaggedAttention) {
           return results;
         },
         dtype == at::kFloat ? 1e-5 : 1.0 / 128);
+  }
+}
+
+TEST_F(InstructionSets, PackedAttention) {
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor qkv = randn({1, 230, 3, 2, 22}, dtype, 1);
+    const auto attended = [](const Tensors& in) { return packed_attention(in[0], 0.2); };
+    expect_agreement(
+        [&] {
+          Tensors results = gradients(attended, {qkv}, randn({1, 230, 44}, at::kFloat, 4));
+          results.push_back(attended({qkv}));
+          return results;
+        },
+        dtype == at::kFloat ? 1e-5 : 1.0 / 64);
   }
 }
 

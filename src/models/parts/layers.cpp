@@ -44,7 +44,7 @@ at::Tensor Linear::forward(const at::Tensor& x, at::ScalarType compute_dtype) co
 }
 
 at::Tensor Linear::forward_gelu_tanh(const at::Tensor& h, at::ScalarType compute_dtype) const {
-  if (!weight->adapters.empty()) return forward(at::gelu(h.to(compute_dtype), "tanh"), compute_dtype);
+  if (!weight->adapters.empty()) return forward(ops::gelu_tanh(h.to(compute_dtype)), compute_dtype);
   return ops::gelu_tanh_linear(h, weight->value, value_of(bias), compute_dtype);
 }
 

@@ -15,7 +15,6 @@ namespace {
 constexpr double kInitStd = 0.02;
 
 at::Tensor gelu_erf(const at::Tensor& x) { return at::gelu(x); }
-at::Tensor gelu_tanh(const at::Tensor& x) { return at::gelu(x, "tanh"); }
 at::Tensor quick_gelu(const at::Tensor& x) { return x * (x * 1.702).sigmoid(); }
 at::Tensor rectified(const at::Tensor& x) { return at::threshold(x, 0, 0); }  // at::relu has no Meta kernel
 at::Tensor silu(const at::Tensor& x) { return at::silu(x); }
@@ -25,8 +24,8 @@ struct NamedActivation {
   Activation function;
 };
 constexpr NamedActivation kActivations[] = {
-    {"gelu", gelu_erf},         {"gelu_new", gelu_tanh}, {"gelu_pytorch_tanh", gelu_tanh},
-    {"quick_gelu", quick_gelu}, {"relu", rectified},     {"silu", silu}};
+    {"gelu", gelu_erf},         {"gelu_new", ops::gelu_tanh}, {"gelu_pytorch_tanh", ops::gelu_tanh},
+    {"quick_gelu", quick_gelu}, {"relu", rectified},          {"silu", silu}};
 
 // Consecutive texts of the same length.
 struct Run {

@@ -15,6 +15,11 @@ void gelu_tanh(Dtype dtype, const void* in, void* out, size_t n);
 // Elements [0, n): grad_in = grad * gelu_tanh'(in), of one dtype; grad_in may be grad.
 void gelu_tanh_grad(Dtype dtype, const void* grad, const void* in, void* grad_in, size_t n);
 
+// out (rows, width) = h[:, :width] * gelu(h[:, width:]) with the exact (erf) GELU, h (rows, 2 width); and the
+// gradient of h.
+void geglu(Dtype dtype, const void* h, void* out, size_t rows, size_t width);
+void geglu_grad(Dtype dtype, const void* grad, const void* h, void* grad_h, size_t rows, size_t width);
+
 // adaLN forward: computes rows [row_begin, row_end) of `out`, and their mean and rstd.
 void adaln(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end);
 
