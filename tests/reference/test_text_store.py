@@ -81,16 +81,18 @@ def extract(data, out, encoder, *more):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_features_are_those_of_transformers(encoders, tmp_path, family):
     _, tokenizer_class, model_class, _ = FAMILIES[family]
-    captions = ["a red apple", "a green circle", "a red apple", "Ein gelbes Haus am Meer", "woman running: dark skin tone " * 20, ""]
+    tokenizer, model = tokenizer_class.from_pretrained(encoders[family]), model_class.from_pretrained(encoders[family]).eval()
+    texts = (" ".join(["a"] * n) + end for n in range(1, 20) for end in ("", "!", " red", " red apple"))
+    fits = next(text for text in texts if len(tokenizer(text).input_ids) == 20)
+    captions = ["a red apple", "a green circle", "a red apple", "Ein gelbes Haus am Meer", "woman running: dark skin tone " * 20, "", fits]
     data = write_metadata(tmp_path / "data", captions)
     result = extract(data, tmp_path / "store", encoders[family], "--text-dtype", "f32", "--text-max-tokens", 20)
-    assert "5 captions, 4 of them different" in result.stdout or "6 captions, 4 of them different" in result.stdout
+    assert "6 captions, 5 of them different" in result.stdout or "7 captions, 5 of them different" in result.stdout
     assert "1 samples have no caption" in result.stdout and "1 captions were longer than 20 tokens" in result.stdout
-    assert "5 / 5 captions  " in result.stderr and "captions/s" in result.stderr, "new user, 12: captions are no images"
+    assert "6 / 6 captions  " in result.stderr and "captions/s" in result.stderr, "new user, 12: captions are no images"
     info, texts, rows, samples, _ = read_text_store(tmp_path / "store" / f"text-{family}")
-    assert info["complete"] and info["encoder"] == family and texts[0] == "" and len(texts) == 5
+    assert info["complete"] and info["encoder"] == family and texts[0] == "" and len(texts) == 6
     assert samples == [[text.strip()] for text in captions]
-    tokenizer, model = tokenizer_class.from_pretrained(encoders[family]), model_class.from_pretrained(encoders[family]).eval()
     for text, features in zip(texts, rows):
         tokens = tokenizer(text, truncation=True, max_length=20, return_tensors="pt", padding="max_length" if family == "clip_text" else False)
         with torch.no_grad():
