@@ -295,14 +295,4 @@ void tiles_backward_head(const AttentionBackward& args, void* memory) {
 }
 
 }  // namespace kiln::ops::cpu
-#else  // the compiler lacks AVX-512: ATen serves everything
-
-namespace kiln::ops::cpu {
-bool has_matrix_tiles() { return false; }
-std::size_t tiles_forward_scratch(int64_t, int64_t) { return 0; }
-std::size_t tiles_backward_scratch(int64_t, int64_t) { return 0; }
-void tiles_forward_head(const AttentionForward&, int64_t, int64_t, void*) {}
-void tiles_backward_head(const AttentionBackward&, void*) {}
-}  // namespace kiln::ops::cpu
-
 #endif

@@ -30,10 +30,10 @@ RowMajor rows_from(RowMajor rows, size_t first) { return {rows.values + first * 
 LeftMatrix as_left(RowMajor rows) { return {rows.values, rows.stride, 1}; }
 LeftMatrix transposed(RowMajor rows) { return {rows.values, 1, rows.stride}; }
 
-// Of each query of a block.
+// Of each query of a block: its largest score, the sum of exp2 of its scores less that, and what earlier sums
+// are multiplied by.
 struct Softmax {
-  float *top, *sum,
-      *factor;  // largest score, sum of exp2 of scores less that, what earlier sums are multiplied by
+  float *top, *sum, *factor;
 };
 
 // Replaces kVectors vectors of columns of scores, each of one query, by exp2 of them less their maximum over
