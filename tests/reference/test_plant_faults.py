@@ -33,11 +33,12 @@ int main(int, char** words) {
   }
 }
 """
-PYTEST = """import os, subprocess
+PYTEST = """import os, subprocess, pytest
 def run(*words):
     return subprocess.run([os.environ["KILN_BUILD"] + "/program", *words]).returncode
 def test_area(): assert run("o", "3", "4") == 12
 def test_within(): assert run("b", "3", "4") == 1
+@pytest.mark.slow
 def test_last(): assert run("s", "3", "0") == 2
 def test_fails_always(): assert run("s", "3", "0") == 7
 """
@@ -102,6 +103,7 @@ def test_a_seed_always_draws_the_same(tmp_path):
     assert drawn[0] == drawn[1] and len(set(drawn)) > 1
 
 
+@pytest.mark.slow
 def test_each_kind_is_drawn_once_and_where_code_is_compiled(copy):
     assert {kind: (fault["file"], fault["original"], fault["mutated"]) for kind, fault in faults_of(copy).items()} == {
         "operation": ("src/operation.cpp", "w * h", "w / h"),
@@ -126,9 +128,14 @@ def test_a_fault_is_real_only_by_its_number_and_its_place_is_recorded(copy, tmp_
         assert [number for number, mark in enumerate((tmp_path / words[0]).read_bytes()) if mark] == [numbers[kind]]
 
 
+@pytest.mark.slow
 def test_faults_run_against_the_tests_that_reach_them(copy, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # many processes of pytest start, for a moment each
     assert "test_fails_always fails without any fault" in plant("map", "--copy", copy)
+    whole = json.loads((copy / "map.json").read_text())
+    plant("map", "--copy", copy, "test_depth")
+    again = json.loads((copy / "map.json").read_text())
+    assert again["faults"] == whole["faults"] and again["tests"].keys() == whole["tests"].keys()
     table = plant("run", "--copy", copy)
     results = json.loads((copy / "results.json").read_text())
     numbers = {kind: str(fault["id"]) for kind, fault in faults_of(copy).items()}
@@ -137,6 +144,8 @@ def test_faults_run_against_the_tests_that_reach_them(copy, monkeypatch):
         "operation": python + "area", "bound": "missed", "order": "test_depth:Depth.IsADifference",
         "sign": python + "last", "check": "not covered"}
     assert "3 seen, 1 missed, 1 not covered of 5" in table
+    assert "2 seen, 2 missed, 1 not covered of 5" in plant("run", "--copy", copy, "--quick")
+    assert "3 seen" in plant("table", "--copy", copy)
 
 
 def test_faults_follow_their_lines_into_other_files(tree, copy, tmp_path):

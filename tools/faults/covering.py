@@ -20,6 +20,9 @@ HERE = Path(__file__).resolve().parent
 # A fault may ask for any amount of memory, or fill the disk.
 MOST_MEMORY, MOST_FILE = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.6), 16 << 30
 
+MARKS = "not nothing_beside"
+QUICK_MARKS = f"{MARKS} and not slow"  # of scripts/test without --ci
+
 Outcome = namedtuple("Outcome", "passed failed reached seconds")  # {test: seconds}, [test], {test: faults}, of all
 
 
@@ -34,7 +37,7 @@ def all_groups(copy):
     return sorted(programs) + sorted(str(path.relative_to(copy)) for path in files)
 
 
-def run_tests(copy, group, tests=None, fault=0, timeout=3600, until_first=False):
+def run_tests(copy, group, tests=None, fault=0, timeout=3600, until_first=False, marks=MARKS):
     """Runs tests of one group, or all of them, in a process of their own. Those that time something are left out."""
     records = Path(tempfile.mkdtemp(prefix="faults-"))
     environment = os.environ | {"OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(records),
@@ -42,7 +45,7 @@ def run_tests(copy, group, tests=None, fault=0, timeout=3600, until_first=False)
     if group.startswith("tests/"):
         environment["PYTHONPATH"] = str(HERE)
         command = [copy / ".venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_records", "--rootdir", copy,
-                   "-m", "not nothing_beside", "--basetemp", records / "base", *["-x"] * until_first, *(tests or [group])]
+                   "-m", marks, "--basetemp", records / "base", *["-x"] * until_first, *(tests or [group])]
     else:
         environment["KILN_FAULT_MAP"] = str(records / "all")
         names = ":".join(test.partition(":")[2] for test in tests or ["every:*"])
@@ -101,9 +104,12 @@ def read_pytest(group, records):
         yield test, line.get("outcome", "failed"), line.get("seconds", 0.0), [Path(line.get("map", ""))]
 
 
-def make_map(copy, faults, say):
-    """{"tests": {test: seconds}, "start": {group: seconds}, "faults": {id: its tests}}"""
-    seconds, start, covering, again = {}, {}, {str(fault): [] for fault in faults}, []
+def make_map(copy, faults, say, groups=(), known=None):
+    """{"tests": {test: seconds}, "start": {group: seconds}, "faults": {id: its tests}}, with what is known and of no such group."""
+    known = known or {"tests": {}, "start": {}, "faults": {}}
+    groups, again = groups or all_groups(copy), []
+    seconds, start = known["tests"], known["start"]
+    covering = {str(fault): [test for test in known["faults"].get(str(fault), []) if group_of(test) not in groups] for fault in faults}
 
     def take(outcome):
         seconds.update(outcome.passed)
@@ -112,7 +118,6 @@ def make_map(copy, faults, say):
                 covering[str(fault)].append(test)
 
     with ThreadPoolExecutor(2) as pool:
-        groups = all_groups(copy)
         for group, outcome in zip(groups, pool.map(lambda group: run_tests(copy, group), groups)):
             take(outcome)
             start[group] = max(0.0, outcome.seconds - sum(outcome.passed.values()))
@@ -126,11 +131,16 @@ def make_map(copy, faults, say):
     return {"tests": seconds, "start": start, "faults": covering}
 
 
+def results_of(copy, quick):
+    return copy / ("results-quick.json" if quick else "results.json")
+
+
 class Runs:
     """Runs of faults against the tests that reach them, and results.json, from which they go on after an interruption."""
 
-    def __init__(self, copy, say, anew=()):
-        self.copy, self.say, self.path, self.lock = copy, say, copy / "results.json", threading.Lock()
+    def __init__(self, copy, say, anew=(), quick=False):
+        self.copy, self.say, self.lock, self.quick = copy, say, threading.Lock(), quick
+        self.path = results_of(copy, quick)
         self.map = json.loads((copy / "map.json").read_text())
         results = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.results = {fault: result for fault, result in results.items() if int(fault) not in anew}
@@ -150,7 +160,8 @@ class Runs:
         """The first test that fails with the fault and passes without it, or None."""
         while tests:
             timeout = 60 + 6 * self.cost(group, tests)
-            failed = run_tests(self.copy, group, tests, fault, timeout, until_first=True).failed
+            marks = QUICK_MARKS if self.quick else MARKS
+            failed = run_tests(self.copy, group, tests, fault, timeout, until_first=True, marks=marks).failed
             if not failed:
                 return None
             failed = failed[:1] if set(failed) <= set(tests) else tests
@@ -163,7 +174,8 @@ class Runs:
         """Runs whole programs and files, the shortest first: to load torch takes longer than most tests do."""
         groups, begun = defaultdict(list), time.monotonic()
         for test in self.map["faults"].get(str(fault), []):
-            groups[group_of(test)].append(test)
+            if not (self.quick and test.startswith(("tests/paths/", "tests/stations/"))):
+                groups[group_of(test)].append(test)
         result = self.note(fault, state="unfinished" if groups else "not covered")
         before = result["seconds"]
         for group, tests in sorted(groups.items(), key=lambda item: self.cost(*item)):
