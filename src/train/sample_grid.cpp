@@ -74,10 +74,10 @@ nlohmann::json drawn_of(const TrainOptions& options, const GridSource& source) {
   if (!source.prompts.texts.empty()) drawn["prompts"] = source.prompts.texts;
   if (shape.num_classes == 0) return drawn;
   const std::vector<int64_t> labels = images_of_rank(options, shape.num_classes, {}).labels;
-  for (size_t i = 0; i < labels.size() && static_cast<int64_t>(i) < options.samples.num_samples; ++i) {
-    const auto label = static_cast<size_t>(labels[i]);
+  for (const int64_t label : labels) {
     const std::vector<std::string>& names = source.info.class_names;
-    drawn["classes"].push_back(label < names.size() ? names[label] : std::to_string(label));
+    const auto at = static_cast<size_t>(label);
+    drawn["classes"].push_back(at < names.size() ? names[at] : std::to_string(label));
   }
   return drawn;
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/allocations.h"
 #include "ops/attention.h"
 #include "ops/checks.h"
 
@@ -147,6 +148,33 @@ TEST(PackedAttention, TakesTheEngineThatAtenNames) {
   EXPECT_EQ(engine(at::SDPBackend::efficient_attention), AttentionEngine::kMemoryEfficient);
   for (const auto backend : {at::SDPBackend::math, at::SDPBackend::error, at::SDPBackend::overrideable})
     EXPECT_EQ(engine(backend), AttentionEngine::kNone);
+}
+
+// ATen's kernel takes a block of scores for every thread, beside its result.
+TEST(FusedAttention, ADryRunAllocatesWhatTheCpuDoes) {
+  install_tracking_cpu_allocator();
+  const auto attend = [](at::Device device, at::ScalarType dtype, int64_t num_queries, int64_t num_keys) {
+    const auto options = at::TensorOptions(device).dtype(dtype);
+    const at::Tensor keys = at::zeros({2, 3, num_keys, 24}, options);
+    fused_attention(at::zeros({2, 3, num_queries, 24}, options), keys, keys);
+  };
+  const DryRunScope dry_run(DryRunDevice::kCpu);
+  for (const at::ScalarType dtype : {kF32, kBf16}) {
+    // There ATen may pack bf16 keys for oneDNN, whatever KILN_CPU says.
+    if (dtype == kBf16 && __builtin_cpu_supports("avx512f")) continue;
+    for (const auto& [num_queries, num_keys] : {std::pair{20, 77}, {200, 77}, {800, 600}}) {
+      MetaMeter planned;
+      {
+        const MetaAllocationScope scope(planned);
+        attend(at::kMeta, dtype, num_queries, num_keys);
+      }
+      const int64_t before = live_cpu_bytes().live;
+      reset_peak_cpu_bytes();
+      attend(at::kCPU, dtype, num_queries, num_keys);
+      EXPECT_EQ(live_cpu_bytes().peak - before, planned.peak)
+          << c10::toString(dtype) << ", " << num_queries << " queries of " << num_keys;
+    }
+  }
 }
 
 }  // namespace

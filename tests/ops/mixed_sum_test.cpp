@@ -70,18 +70,6 @@ TEST(MixedAdd, AddsInPlaceInTheWiderDtype) {
   }
 }
 
-class Ledger : public AllocationObserver {
- public:
-  void allocated(uint64_t, size_t bytes) override {
-    peak_ = std::max(peak_, live_ += static_cast<int64_t>(bytes));
-  }
-  void freed(uint64_t, size_t bytes) override { live_ -= static_cast<int64_t>(bytes); }
-  int64_t peak() const { return peak_; }
-
- private:
-  int64_t live_ = 0, peak_ = 0;
-};
-
 // What a dry run of a CPU sees is what the CPU takes, the wider copy of the narrower operand included.
 TEST(MixedSumOp, ADryRunAllocatesWhatTheCpuDoes) {
   install_tracking_cpu_allocator();
@@ -93,7 +81,7 @@ TEST(MixedSumOp, ADryRunAllocatesWhatTheCpuDoes) {
   };
   const DryRunScope dry_run(DryRunDevice::kCpu);
   for (const at::ScalarType narrow : {kF32, kBf16, kFp16}) {
-    Ledger planned;
+    MetaMeter planned;
     {
       const MetaAllocationScope scope(planned);
       work(at::kMeta, narrow);
@@ -101,7 +89,7 @@ TEST(MixedSumOp, ADryRunAllocatesWhatTheCpuDoes) {
     const int64_t before = live_cpu_bytes().live;
     reset_peak_cpu_bytes();
     work(at::kCPU, narrow);
-    EXPECT_EQ(live_cpu_bytes().peak - before, planned.peak()) << c10::toString(narrow);
+    EXPECT_EQ(live_cpu_bytes().peak - before, planned.peak) << c10::toString(narrow);
   }
 }
 

@@ -42,5 +42,10 @@ TEST(PythonConfig, NothingElseIs) {
   EXPECT_THAT(refusal("x = " + std::string(100'000, '[')), HasSubstr("line 1"));
 }
 
+TEST(PythonConfig, AStatementGoesOnInTheNextLineOnlyInBrackets) {
+  for (const char* text : {"a =\n1\n", "a\n= 1\n", "a = 'x'\n'y'\n"})
+    EXPECT_THAT(refusal(text), HasSubstr("p.py line ")) << text;
+}
+
 }  // namespace
 }  // namespace kiln
