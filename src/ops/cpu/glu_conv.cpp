@@ -14,6 +14,7 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/sigmoid-inl.h"
 #include "ops/cpu/simd-inl.h"
+#include "ops/cpu/streams-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
@@ -61,8 +62,12 @@ HWY_INLINE const T* pixel_of(const GluConv& conv, const void* base, size_t y, si
 template <class T>
 void fill_row(const GluConv& conv, const Block& block, ptrdiff_t y, RowRing& ring) {
   if (y < 0 || y >= static_cast<ptrdiff_t>(conv.height)) return ring.clear(y);
+  const bool is_last = y + 1 == static_cast<ptrdiff_t>(conv.height);
   for (size_t x = 0; x < conv.width; ++x) {
     const T* from = pixel_of<T>(conv, conv.h, static_cast<size_t>(y), x, 2 * conv.channels);
+    if (!is_last)
+      for (size_t half = 0; half < 2; ++half)
+        fetch_piece(from + (2 * conv.width + half) * conv.channels + block.first, block.count);
     float* to = ring.pixel(y, static_cast<ptrdiff_t>(x));
     for_each_channel(conv, block, [=](size_t offset, size_t channel, size_t lanes) HWY_ATTR {
       store(silu(load(from + channel, lanes)), to + offset);
@@ -143,6 +148,8 @@ void fill_grad_row(const GluConv& conv, const Block& block, const T* grad, ptrdi
   grads.clear(y);
   if (y < 0 || y >= static_cast<ptrdiff_t>(conv.height)) return;
   const T* from = pixel_of<T>(conv, grad, static_cast<size_t>(y), 0, conv.channels) + block.first;
+  if (y + 1 < static_cast<ptrdiff_t>(conv.height))
+    for (size_t x = 0; x < conv.width; ++x) fetch_piece(from + (conv.width + x) * conv.channels, block.count);
   float* to = grads.pixel(y, 0);
   const size_t stride = block.stride(), gates = block.padded, channels = conv.channels;
   for_each_convolved(conv, block, y, ring,

@@ -13,6 +13,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/simd-inl.h"
+#include "ops/cpu/streams-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
@@ -20,6 +21,8 @@ namespace HWY_NAMESPACE {
 
 constexpr size_t kTokens = kLanes >= 16 ? 8 : 4;  // tokens of a block; their vectors stay in registers
 constexpr float kEps = 1e-15f;
+// How far ahead tokens are prefetched.
+constexpr size_t kTokensAhead = 16;
 
 // Rows of f32, padded with zeros to whole vectors.
 struct Matrix {
@@ -41,6 +44,8 @@ HWY_INLINE void widen(const HeadTokens& tokens, const LinearAttentionShape& shap
       continue;
     }
     const T* from = static_cast<const T*>(tokens.data) + (first + t) * tokens.stride;
+    if (first + t + kTokensAhead < shape.num_tokens)
+      fetch_piece(from + kTokensAhead * tokens.stride, shape.head_dim);
     float* row = to.row(t);
     for_each_vector(shape.head_dim, [=](size_t j, size_t count) HWY_ATTR {
       const Vec x = load(from + j, count);
@@ -76,32 +81,35 @@ HWY_INLINE void add_outer_products(const Matrix& left, const Matrix& right, size
   }
 }
 
-// to[t] = sum over c < width of from[t][c] * matrix[c]
-HWY_INLINE void multiply(const Matrix& from, const Matrix& matrix, size_t width, Matrix& to) {
-  for (size_t j = 0; j < matrix.stride; j += kLanes) {
-    Vec sums[kTokens];
-    for (size_t t = 0; t < kTokens; ++t) sums[t] = set(0);
-    for (size_t c = 0; c < width; ++c) {
-      const Vec row = load(matrix.row(c) + j);
-      for (size_t t = 0; t < kTokens; ++t) sums[t] = hn::MulAdd(set(from.row(t)[c]), row, sums[t]);
+// kVectors vectors, from column j, of multiply(): enough sums at once that no product waits for the one
+// before.
+template <size_t kVectors>
+HWY_INLINE void multiply_vectors(const Matrix& from, const Matrix& matrix, const Matrix* offsets,
+                                 size_t width, size_t j, Matrix& to) {
+  Vec sums[kTokens][kVectors];
+  for (auto& of_token : sums)
+    for (Vec& sum : of_token) sum = set(0);
+  for (size_t c = 0; c < width; ++c) {
+    Vec row[kVectors];
+    for (size_t i = 0; i < kVectors; ++i) row[i] = load(matrix.row(c) + j + i * kLanes);
+    for (size_t t = 0; t < kTokens; ++t) {
+      const Vec factor = set(from.row(t)[c]);
+      for (size_t i = 0; i < kVectors; ++i)
+        sums[t][i] =
+            hn::MulAdd(factor, offsets ? hn::Sub(row[i], set(offsets->row(t)[c])) : row[i], sums[t][i]);
     }
-    for (size_t t = 0; t < kTokens; ++t) store(sums[t], to.row(t) + j);
   }
+  for (size_t t = 0; t < kTokens; ++t)
+    for (size_t i = 0; i < kVectors; ++i) store(sums[t][i], to.row(t) + j + i * kLanes);
 }
 
-// to[t] = sum over c < width of from[t][c] * (matrix[c] - offsets[t][c])
-HWY_INLINE void multiply_differences(const Matrix& from, const Matrix& matrix, const Matrix& offsets,
-                                     size_t width, Matrix& to) {
-  for (size_t j = 0; j < matrix.stride; j += kLanes) {
-    Vec sums[kTokens];
-    for (size_t t = 0; t < kTokens; ++t) sums[t] = set(0);
-    for (size_t c = 0; c < width; ++c) {
-      const Vec row = load(matrix.row(c) + j);
-      for (size_t t = 0; t < kTokens; ++t)
-        sums[t] = hn::MulAdd(set(from.row(t)[c]), hn::Sub(row, set(offsets.row(t)[c])), sums[t]);
-    }
-    for (size_t t = 0; t < kTokens; ++t) store(sums[t], to.row(t) + j);
-  }
+// to[t] = sum over c < width of from[t][c] * (matrix[c] - offsets[t][c]); null offsets stand for 0.
+HWY_INLINE void multiply(const Matrix& from, const Matrix& matrix, const Matrix* offsets, size_t width,
+                         Matrix& to) {
+  size_t j = 0;
+  for (; j + 2 * kLanes <= matrix.stride; j += 2 * kLanes)
+    multiply_vectors<2>(from, matrix, offsets, width, j, to);
+  if (j < matrix.stride) multiply_vectors<1>(from, matrix, offsets, width, j, to);
 }
 
 HWY_INLINE float dot(const float* a, const float* b, size_t padded) {
@@ -164,7 +172,7 @@ void forward_head(const LinearAttentionShape& shape, const HeadTokens& q, const 
   Matrix queries(kTokens, d), result(kTokens, d);
   for (size_t n = 0; n < shape.num_tokens; n += kTokens) {
     widen<T>(q, shape, n, true, queries);
-    multiply(queries, sums.products, d, result);
+    multiply(queries, sums.products, nullptr, d, result);
     for (size_t t = 0; t < kTokens; ++t) {
       const Vec factor = set(1 / (dot(queries.row(t), sums.keys.data(), queries.stride) + kEps));
       float* row = result.row(t);
@@ -208,12 +216,12 @@ void backward_head(const LinearAttentionShape& shape, const HeadTokens& q, const
         store(hn::Div(load(b.row(t) + j), denominator), b.row(t) + j);
       }
     }
-    multiply(shares, sums.products, d, out);
+    multiply(shares, sums.products, nullptr, d, out);
     float weights[kTokens];
     for (size_t t = 0; t < kTokens; ++t) weights[t] = -dot(b.row(t), out.row(t), b.stride);
     add_outer_products(a, b, d, grad_products);
     add_rows(a, weights, grad_keys.data());
-    multiply_differences(b, means_t, out, d, result);
+    multiply(b, means_t, &out, d, result);
     for (size_t t = 0; t < kTokens; ++t)
       for (size_t j = 0; j < result.stride; j += kLanes)
         store(hn::Mul(load(sums.keys.data() + j), load(result.row(t) + j)), result.row(t) + j);
@@ -224,9 +232,9 @@ void backward_head(const LinearAttentionShape& shape, const HeadTokens& q, const
   for (size_t n = 0; n < shape.num_tokens; n += kTokens) {
     widen<T>(k, shape, n, true, a);
     widen<T>(v, shape, n, false, b);
-    multiply(a, grad_products, d, result);
+    multiply(a, grad_products, nullptr, d, result);
     write<T>(result, shape, n, grad_v);
-    multiply(b, grad_products_t, d, result);
+    multiply(b, grad_products_t, nullptr, d, result);
     for (size_t t = 0; t < kTokens; ++t)
       for (size_t j = 0; j < result.stride; j += kLanes)
         store(hn::Add(load(grad_keys.data() + j), load(result.row(t) + j)), result.row(t) + j);

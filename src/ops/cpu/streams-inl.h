@@ -26,6 +26,13 @@ HWY_INLINE void fetch_ahead(const T* p) {
   hwy::Prefetch(reinterpret_cast<const T*>(reinterpret_cast<uintptr_t>(p) + 512));
 }
 
+// Prefetches `count` elements, one of the short pieces that lie a row of a tensor apart: no processor looks
+// ahead to the next of those.
+template <class T>
+HWY_INLINE void fetch_piece(const T* p, size_t count) {
+  for (size_t i = 0; i < count; i += 64 / sizeof(T)) hwy::Prefetch(p + i);
+}
+
 // Stands for the compute weights where an update writes none.
 struct NoCompute {};
 HWY_INLINE void store(Vec, NoCompute*, size_t) {}
