@@ -57,7 +57,7 @@ struct Kernel {
 };
 
 // The loop of kernels that a CPU alone has.
-inline constexpr Kernel<decltype(parallel_pieces)> kLoop{.cpu = parallel_pieces};
+inline constexpr Kernel<decltype(parallel_pieces)> kLoop{.cpu = parallel_pieces, .cuda = {}};
 inline bool has_cpu_kernel(const at::Tensor& tensor) { return kLoop.serving(tensor) != nullptr; }
 
 // Returns the row of a function that is one on a CPU and on a GPU, and `planned` on both planned devices.
