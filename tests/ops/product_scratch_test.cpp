@@ -68,6 +68,33 @@ TEST_P(ProductScratch, IsWhatTheAllocatorSees) {
   }
 }
 
+TEST(ConvolutionScratch, CountsWholeBlocksOfChannels) {
+  const auto forward = [](int64_t channels) {
+    return cpu::convolution_scratch_bytes({.batch = 2,
+                                           .in_channels = 64,
+                                           .out_channels = channels,
+                                           .kernel_elements = 9,
+                                           .in_height = 64,
+                                           .in_width = 64,
+                                           .out_pixels = 4096,
+                                           .padding = 1});
+  };
+  const auto backward = [](int64_t channels) {
+    return cpu::convolution_grad_x_scratch_bytes({.batch = 2,
+                                                  .in_channels = channels,
+                                                  .out_channels = 64,
+                                                  .kernel_elements = 9,
+                                                  .in_height = 64,
+                                                  .in_width = 64,
+                                                  .out_pixels = 4096,
+                                                  .padding = 1});
+  };
+  EXPECT_EQ(forward(40), forward(48));
+  EXPECT_LT(forward(8), forward(48));
+  EXPECT_EQ(backward(40), backward(48));
+  EXPECT_LT(backward(8), backward(48));
+}
+
 TEST(ProductPieces, HaveBordersThatDoNotDependOnTheThreads) {
   if (cpu_level() == CpuLevel::kAmx) GTEST_SKIP() << "products of f32 are MKL's";
   const int before = at::get_num_threads();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "core/aten.h"
 #include "core/error.h"
@@ -142,6 +143,10 @@ TEST(Passes, OneStandsForAllBetween) {
   EXPECT_EQ(step.spans[2].times, 7);
   EXPECT_EQ(step.spans[1].times, 1);
   EXPECT_EQ(step.memory.peak_bytes, of_four + 6 * 7) << "each pass leaves 7 bytes behind";
+  std::map<uint64_t, int64_t> bytes;
+  for (const Span& span : step.spans)
+    for (const MemoryEvent& event : span.events) bytes[event.id] += event.bytes;
+  for (const auto& [id, left] : bytes) EXPECT_EQ(left, 0) << "block " << id << " is freed as it was taken";
   EXPECT_EQ(step.spans.back().live_bytes, 0);
 }
 

@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "nothing_beside: it times something, or waits for no longer than a busy machine may need")
+    config.addinivalue_line("markers", "slow: it takes seconds, and other tests reach what it tests; left out without --ci")
 
 
 def program(name):

@@ -120,6 +120,7 @@ def test_damaged_files_are_one_line(tmp_path, text, expected):
     assert_one_line(tmp_path, tmp_path / "config.yaml", expected)
 
 
+@pytest.mark.slow
 def test_the_command_line_may_not_contradict(tmp_path):
     assert_fails("the command line says", *command(tmp_path, cluster(tmp_path, SECTION), "--zero-stage", 3), timeout=60,
                  code=None)

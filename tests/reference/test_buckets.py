@@ -76,6 +76,7 @@ def extract(data, out, *more):
     return succeed(*arguments(data, out, *more))
 
 
+@pytest.mark.slow
 def test_pictures_go_where_pixart_takes_them_pixel_by_pixel(kiln, tmp_path):
     rng = np.random.default_rng(0)
     (tmp_path / "in").mkdir()
@@ -180,6 +181,7 @@ BUCKETS = ["--buckets", "32x32,24x48,48x24,16x64", "--bucket-min", "20", "--flip
 
 @pytest.mark.parametrize("number", range(5 if FULL else 1))
 @pytest.mark.parametrize("ranks", matrix([2], [0]))
+@pytest.mark.slow
 def test_killed_and_continued_gives_the_same_bytes(tmp_path, ranks, number):
     write_many(tmp_path / "in")
     more = [*BUCKETS, "--batch", 7, "--shard-size", 9, *(["--nproc", ranks] if ranks else [])]

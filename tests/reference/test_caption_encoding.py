@@ -56,6 +56,7 @@ def random_t5(folder, config):
 
 
 @pytest.mark.parametrize("family", ["pixart", "unet2d_condition"])  # learned null rows and ragged captions; neither
+@pytest.mark.slow
 def test_it_is_training_on_the_store(tmp_path, pictures, store, encoders, family):
     train(store, family, tmp_path / "store", 4, "--text", FAMILIES[family][0], "--max-steps", 4)
     train_on_the_way(pictures, encoders, family, tmp_path / "alone", 4, "--text-batch", 1)
@@ -66,6 +67,7 @@ def test_it_is_training_on_the_store(tmp_path, pictures, store, encoders, family
     assert read_config(tmp_path / "alone")["text"] == read_config(tmp_path / "store")["text"]
 
 
+@pytest.mark.slow
 def test_it_resumes_bitwise_and_with_its_own_encoder_alone(tmp_path, pictures, encoders):
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "whole", 5)
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "parts", 2)
@@ -82,6 +84,7 @@ def test_it_resumes_bitwise_and_with_its_own_encoder_alone(tmp_path, pictures, e
 
 
 @pytest.mark.parametrize("ranks, stage", [(2, 3)])
+@pytest.mark.slow
 def test_each_rank_encodes_its_own(tmp_path, pictures, encoders, ranks, stage):
     validated = ["--validation-data", pictures, "--validate-every", 3]
     train_on_the_way(pictures, encoders, "sana", tmp_path / "alone", 3, *validated)
@@ -92,6 +95,7 @@ def test_each_rank_encodes_its_own(tmp_path, pictures, encoders, ranks, stage):
     assert len(found[0]) == 1
 
 
+@pytest.mark.slow
 def test_grids_show_captions_or_prompts(tmp_path, pictures, encoders):
     grids = ["--sample-every", 2, "--num-samples", 2, "--num-sampling-steps", 2]
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "captions", 2, *grids)
@@ -102,6 +106,7 @@ def test_grids_show_captions_or_prompts(tmp_path, pictures, encoders):
             tmp_path / "drawn")
 
 
+@pytest.mark.slow
 def test_it_is_a_phase_and_the_plan_counts_it(tmp_path, pictures, encoders):
     train_on_the_way(pictures, encoders, "pixart", tmp_path / "run", 3, "--memory-budget", "auto")
     steps = step_lines(tmp_path / "run")
@@ -117,6 +122,7 @@ def test_it_is_a_phase_and_the_plan_counts_it(tmp_path, pictures, encoders):
     assert "encoding captions: " in probed.stdout and "time of caption encoding" in probed.stdout
 
 
+@pytest.mark.slow
 def test_an_encoder_larger_than_its_memory_is_streamed(tmp_path, pictures):
     encoder = random_t5(tmp_path / "wide", WIDE | {"num_layers": 5})  # 350 MB in f32
     options = ["--autoencoder", "pixels", "--text-encoder", encoder, "--text-max-tokens", 16]
@@ -144,6 +150,7 @@ def test_plans_of_published_encoders_need_no_weights(tmp_path):
                                   "sd-vae-ft-mse", "--text-encoder", "elsewhere")
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(tmp_path, pictures, store, encoders):
     common = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--out", tmp_path / "run", "--max-steps", 1]
 
@@ -203,6 +210,7 @@ def shapes(tmp_path_factory):
 BUCKETS = ["--buckets", "16x16,24x12,12x24,48x8", "--bucket-min", 3]
 
 
+@pytest.mark.slow
 def test_buckets_on_the_way_are_those_of_a_store(tmp_path, shapes, encoders):
     micro = ["--model-config", '{"micro_condition": true}']
     succeed("extract", "--data", shapes, "--autoencoder", "pixels", "--image-size", SIZE, *BUCKETS, "--out", tmp_path / "features",
@@ -221,6 +229,7 @@ def test_buckets_on_the_way_are_those_of_a_store(tmp_path, shapes, encoders):
     assert "--bucket-min" in refusal("train", "--data", shapes, *again, "--bucket-min", 4)
 
 
+@pytest.mark.slow
 def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders, tiny_vae):
     folder, _ = tiny_vae
     options = ["--autoencoder", folder, "--text-encoder", encoders["bert"], *BUCKETS, "--enlarge"]
@@ -242,6 +251,7 @@ def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders
     assert "encoding pictures and captions: " in probed.stdout
 
 
+@pytest.mark.slow
 def test_impossible_buckets_are_one_line(tmp_path, shapes, pictures, encoders):
     common = ["--autoencoder", "pixels", "--text-encoder", encoders["bert"], "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS]
     common += ["--out", tmp_path / "run", "--max-steps", 1]

@@ -117,6 +117,7 @@ def test_names_and_colors(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "clip_text"])
+@pytest.mark.slow
 def test_captions_are_cut_as_the_encoder_cuts_them(encoders, tmp_path, family):  # noqa: F811
     captions = ["a red fish", "", "two birds on a long fence " * 6, "the a " * 40]
     write_metadata(tmp_path, captions)

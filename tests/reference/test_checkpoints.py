@@ -35,6 +35,7 @@ def two_ranks(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_any_ranks_resume_what_any_others_saved(alone, tmp_path):
     """1 rank -> 2 at stage 3 -> 3 at stage 1 -> 1: samples, noise and losses are those of one rank throughout."""
     for steps, division in [(6, ranks_of(1, 0)), (12, ranks_of(2, 3)), (18, ranks_of(3, 1)), (STEPS, ranks_of(1, 0))]:
@@ -52,12 +53,14 @@ def test_any_ranks_resume_what_any_others_saved(alone, tmp_path):
 
 
 @pytest.mark.parametrize("copy", ["memory", "page-cache"])
+@pytest.mark.slow
 def test_both_copies_write_the_same(alone, tmp_path, copy):
     train(tmp_path, STEPS, "--checkpoint-copy", copy, "--checkpoint-every", 1)
     for step in (12, STEPS):
         assert saved(tmp_path, step) == saved(alone, step)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_one_rank_ends_all(two_ranks, tmp_path):
     train(tmp_path, 12, *ranks_of(2, 2))
     size = (checkpoint(tmp_path, 12) / "model.safetensors").stat().st_size
@@ -111,6 +114,7 @@ def test_convert_takes_what_several_ranks_saved(two_ranks, tmp_path):
     assert all(converted[key].equal(saved[key]) for key in saved)
 
 
+@pytest.mark.slow
 def test_sample_grids_of_divided_weights(tmp_path):
     """Every rank draws its share of the pictures with whole weights."""
     options = ["--autoencoder", "pixels", "--image-size", 16, "--num-classes", 7, "--sample-every", 4, "--num-samples", 5,

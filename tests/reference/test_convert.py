@@ -119,6 +119,7 @@ def original_timestep_frequencies(transformer):
     return transformer
 
 
+@pytest.mark.slow
 def test_diffusers_folder_gives_the_same_model(convert, tmp_path):
     weights = randomized_weights()
     save_file(weights, tmp_path / "in.safetensors")
@@ -220,6 +221,7 @@ class TestRefusals:
         (tmp_path / "pipeline").mkdir()
         assert "exists: remove it" in refused(tmp_path / "in.safetensors", "pipeline")
 
+    @pytest.mark.slow
     def test_the_same_command_again(self, refused, tmp_path):
         """A command that ended before its last line, or between its two files, is repeated; other content stays."""
         save_file(randomized_weights(), tmp_path / "in.safetensors")

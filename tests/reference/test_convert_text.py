@@ -125,6 +125,7 @@ def unet():
     (unet, "clip", tiny_kl, "StableDiffusionPipeline", "dpmpp_2m"),
     (sana, "gemma", tiny_dc, "SanaPipeline", "dpmpp_2m"),
 ]))
+@pytest.mark.slow
 def test_exported_folders_draw_what_kiln_draws(convert, tmp_path, make, encoder, vae, pipeline_class, sampler):
     """The folder of kiln convert in the real pipeline, from Kiln's noise: its pictures are those of kiln sample."""
     weights, config, model, call = make()

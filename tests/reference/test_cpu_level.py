@@ -28,6 +28,7 @@ def test_the_level_of_these_tests_is_shown():
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.slow
 def test_each_level_that_the_processor_has_is_shown_and_the_others_are_refused(level):
     own = shown_by(probe(None))
     result = probe(level)

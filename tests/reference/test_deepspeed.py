@@ -43,6 +43,7 @@ def command(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [[], ["--nproc", 2]], ids=["alone", "two-ranks"])
+@pytest.mark.slow
 def test_the_guides_file_trains(command, tmp_path, ranks):
     result = succeed(*command(GUIDES, *ranks), timeout=60)
     config = (tmp_path / "run" / "config.toml").read_text()
@@ -61,6 +62,7 @@ def test_the_guides_file_trains(command, tmp_path, ranks):
     assert "resuming" in again.stdout
 
 
+@pytest.mark.slow
 def test_it_plans_and_probes(command):
     result = succeed(*command(GUIDES, "--gpu", "A100-80G", "--gpus", 4, "--global-batch", 32, "--json", command="plan"),
                      timeout=60)

@@ -31,6 +31,7 @@ def others(tmp_path_factory, pieces):
     return folder
 
 
+@pytest.mark.slow
 def test_other_pieces_do_not_go_into_a_folder_unnoticed(pixart_run, pieces, others, tmp_path):
     right = {"--vae": pieces / "vae", "--text-encoder": pieces / "t5"}
     for option, other in {"--vae": others / "vae", "--text-encoder": others / "t5"}.items():
@@ -139,6 +140,7 @@ def test_the_card_says_who_trained(dit_run, tmp_path):
     assert "Trained with Kiln" in (tmp_path / "folder/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_adapters_of_others_are_not_replaced(lora_run, tmp_path):
     names = ("adapter_model.safetensors", "adapter_config.json")
     for present in (names, names[:1], names[1:]):

@@ -164,6 +164,7 @@ TAG = '"' + hashlib.md5(BODY).hexdigest() + '"'
 HALF = len(BODY) // 2
 
 
+@pytest.mark.slow
 def test_a_file_is_fetched_once_and_trusted(run, server, tmp_path):
     server.files["/" + OWN] = BODY
     result = run("download", "DiT-XL-2-512x512")
@@ -253,6 +254,7 @@ def test_finding_4_what_is_whole_needs_its_name_only(run, server, tmp_path):
     assert server.log == []
 
 
+@pytest.mark.slow
 def test_finding_4_a_server_that_always_mixes_versions_is_given_up(run, server, tmp_path):
     server.wrong["/" + OWN] = [answer(200, BODY[:HALF], Content_Length=len(BODY), ETag=f'"{n}"') if n % 2 == 0 else
                                answer(206, BODY[HALF:], **REST) for n in range(20)]
@@ -355,6 +357,7 @@ def test_a_failed_mirror_falls_back(run, server, broken):
         other.close()
 
 
+@pytest.mark.slow
 def test_a_failed_mirror_falls_back_to_the_origin(run, server):
     """The authors' own address is asked last, here through a proxy that lets nothing through."""
     line = error_line(run("download", "DiT-XL-2-512x512", https_proxy=server.url))
@@ -427,6 +430,7 @@ def serve_hub(server, repository="stabilityai/sd-vae-ft-mse", weights=BODY, conf
     server.files[f"/{repository}/resolve/{COMMIT}/{name}"] = weights
 
 
+@pytest.mark.slow
 def test_the_cache_is_that_of_the_hub(run, server, tmp_path):
     """What Kiln fetched, huggingface_hub finds, and the other way round."""
     serve_hub(server)
@@ -477,6 +481,7 @@ def tiny_vae():
 
 
 @pytest.mark.parametrize("depth", [1, pytest.param(28, marks=pytest.mark.skipif(not FULL, reason="2.7 GB"))])
+@pytest.mark.slow
 def test_published_model_in_one_command(run, server, tmp_path, depth):
     """DiT-XL/2's keys (a narrow block of the 28, which --model-config says, or all in its shapes), through the whole path."""
     from dit_torch import DiT, randomise_
@@ -518,6 +523,7 @@ def test_the_name_of_the_weights_is_that_of_the_model(run):
     assert "DiT-XL-2-512x512 is not in" in error_line(run("sample", "--model", "DiT-XL-2-512x512", "--offline"))
 
 
+@pytest.mark.slow
 def test_the_check_of_published_fids_is_rehearsed(server, tmp_path):
     """The script on made-up weights in published keys and shapes (one block of 28), few pictures, one step."""
     from dit_torch import DiT, randomise_

@@ -73,6 +73,7 @@ def test_closer_pictures_score_better(evaluate, tmp_path):
     assert near["recall"] > far["recall"]
 
 
+@pytest.mark.slow
 def test_batches_and_ranks_change_nothing(evaluate, tmp_path):
     made, real = as_npz(tmp_path / "made.npz", pictures(30, 5)), as_npz(tmp_path / "real.npz", pictures(20, 6))
     whole = evaluate(made, real)
@@ -113,6 +114,7 @@ def test_statistics_as_reference(evaluate, tmp_path):
     assert_fails("features of one width", "evaluate", made, "--reference", tmp_path / "narrow.npz", "--net", "random")
 
 
+@pytest.mark.slow
 def test_inception_from_end_to_end(evaluate, tmp_path):
     """All of ADM's numbers of a few pictures, from the features that the same network gives torch-fidelity."""
     from test_features import random_inception_weights
@@ -137,6 +139,7 @@ def test_inception_from_end_to_end(evaluate, tmp_path):
     assert result["protocol"]["feature_net"]["weights"].startswith("xxh3:")
 
 
+@pytest.mark.slow
 def test_results_of_different_protocols_are_told_apart(kiln, evaluate, tmp_path):
     made, real = as_npz(tmp_path / "made.npz", pictures(30, 11)), as_npz(tmp_path / "real.npz", pictures(40, 12))
     evaluate(made, real, "--out", tmp_path / "a.json")
@@ -195,6 +198,7 @@ TRAIN = ["--model", "dit", "--hidden-size", "32", "--depth", "1", "--num-heads",
          "--autoencoder", "pixels", "--num-sampling-steps", "2"]
 
 
+@pytest.mark.slow
 def test_in_training_and_of_runs(kiln, tmp_path):
     """--evaluate-every: a curve in the log, the same on two ranks as on one; kiln evaluate RUN; kiln report."""
     data = two_classes(tmp_path / "data")
@@ -256,6 +260,7 @@ def test_the_plan_counts_evaluations(tmp_path, net):
     assert with_it["predicted"]["needed_bytes"] >= without["predicted"]["needed_bytes"]
 
 
+@pytest.mark.slow
 def test_guidance_interval_changes_pictures_where_it_guides(tmp_path):
     """All of the schedule is no interval; none of the steps in it is no guidance."""
     data = tmp_path / "data"

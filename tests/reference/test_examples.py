@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 
+import pytest
 from browser import parts_of
 from conftest import REPOSITORY, program
 
@@ -33,6 +34,7 @@ def test_the_page_shows_the_commands_of_the_script(tmp_path):
     assert [line.replace(str(folder), "first_hour") for line in ran] == commands_of_the_page()
 
 
+@pytest.mark.slow
 def test_the_first_hour_runs(tmp_path):
     folder = tmp_path / "hour"
     names = {"KILN_BUILD": str(program("kiln").parent), "KILN_CACHE": str(tmp_path / "own"), "HF_HOME": str(tmp_path / "hf")}

@@ -41,6 +41,7 @@ def bytes_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_latents_are_those_of_diffusers(tiny_vae, tmp_path):
     folder, vae = tiny_vae
     write_pictures(tmp_path / "in", 11)
@@ -64,6 +65,7 @@ def test_latents_are_those_of_diffusers(tiny_vae, tmp_path):
             np.testing.assert_allclose(store["logvar"][index, flip], logvar, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_large_pictures_through_a_dc_ae(tmp_path):
     """Sana's f32c32 at 1024 px, twice the side of a tile: by default it walks on meta to see whether a whole picture fits."""
     from diffusers import AutoencoderDC
@@ -97,6 +99,7 @@ def test_large_pictures_through_a_dc_ae(tmp_path):
 
 
 @pytest.mark.parametrize("seed", matrix([0], [1, 2]))
+@pytest.mark.slow
 def test_killed_and_continued_gives_the_same_bytes(tiny_vae, tmp_path, seed):
     """kill -9 at random moments, until a run ends by itself. Broken pictures in between, small shards."""
     folder, _ = tiny_vae
@@ -131,6 +134,7 @@ def test_killed_and_continued_gives_the_same_bytes(tiny_vae, tmp_path, seed):
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_sigint_ends_cleanly_and_the_same_command_continues(kiln, tiny_vae, tmp_path):
     folder, _ = tiny_vae
     command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", folder, "--batch", 2)]
@@ -198,6 +202,7 @@ def test_pictures_of_which_none_can_be_used_leave_nothing(kiln, tmp_path, ranks)
     succeed(*smaller)
 
 
+@pytest.mark.slow
 def test_other_settings_and_other_pictures_are_refused(kiln, tiny_vae, tmp_path):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 6)
@@ -249,6 +254,7 @@ def test_processes_cannot_overwrite_each_other(kiln, tiny_vae, tmp_path):
     until_interrupted(refused, tries=5)
 
 
+@pytest.mark.slow
 def test_training_on_images_is_training_on_their_store(tiny_vae, tmp_path):
     """The same order and draws: with pixels the same bits, with an autoencoder the same up to rounding."""
     folder, _ = tiny_vae
@@ -266,6 +272,7 @@ def test_training_on_images_is_training_on_their_store(tiny_vae, tmp_path):
         np.testing.assert_allclose(found[0], found[1], rtol=tolerance)
 
 
+@pytest.mark.slow
 def test_training_on_small_images_enlarges_them_when_asked(tmp_path):
     """fast-DiT's recipe without a store, on pictures as ImageNet's are: as training on their store."""
     write_pictures(tmp_path / "in", 6, small={3})

@@ -249,6 +249,7 @@ def kill_and_resume(out, division, strikes, uninterrupted, chance):
     ("2 ranks, stage 2, optimizer on NVMe", [("reduction", [1]), ("NVMe write", [0]), ("reduction", [0])]),
     ("2 ranks, stage 3, all on NVMe", [("NVMe write", [1]), ("save", [1]), ("save", [0])]),
 ], ids=["1-rank", "stage-2", "stage-3"])
+@pytest.mark.slow
 def test_a_killed_run_ends_in_the_bits_of_one_that_was_not(uninterrupted, tmp_path, division, strikes):
     """Every moment, and every rank; with --full every rank in each."""
     strikes = strikes if FULL else strikes[:2]

@@ -58,6 +58,7 @@ def inception(conformance, weights, image, resize="tf1", **more):
 
 
 @pytest.mark.parametrize("height, width", [(64, 64), (340, 310)])
+@pytest.mark.slow
 def test_inception_equals_torch_fidelity(conformance, weights_file, height, width):
     image = pictures(height, width)
     net = FeatureExtractorInceptionV3("inception-v3-compat", ["2048", "logits_unbiased", "logits"],
@@ -76,6 +77,7 @@ def test_inception_equals_torch_fidelity(conformance, weights_file, height, widt
     assert outputs["spatial"].shape[1] == 2023
 
 
+@pytest.mark.slow
 def test_inception_equals_pytorch_fid(conformance, monkeypatch, inception_weights, weights_file):
     monkeypatch.setattr("pytorch_fid.inception.load_state_dict_from_url", lambda *_, **__: inception_weights)
     original = torch.nn.Module.load_state_dict
@@ -243,7 +245,7 @@ def test_dinov2_in_bf16_is_close(conformance):
 
 @pytest.mark.parametrize("change, expected", [
     (dict(hidden_act="relu"), "hidden_act"), (dict(num_attention_heads=5), "a multiple of num_attention_heads"),
-    (dict(num_channels=4), "num_channels"),
+    (dict(num_channels=4), "num_channels"), (dict(image_size=8), "at least one patch of 14, got 8"),
 ])
 def test_bad_dinov2_configs(conformance, change, expected):
     config, model = dinov2_of("plain")

@@ -123,6 +123,11 @@ def test_a_missing_base_is_said(tmp_path):
     assert "PixArt_far.py (_base_) is not there" in result.stderr, result.stderr
 
 
+def test_a_base_that_is_no_name_is_refused(tmp_path):
+    (tmp_path / "recipe.py").write_text("_base_ = ['PixArt_base.py', 7]\n")
+    assert_refused(["plan", "--recipe", tmp_path / "recipe.py"], "recipe.py: _base_ expects names of files, got [")
+
+
 def test_a_run_from_sanas_config_trains_and_resumes(tmp_path):
     """A narrow model of the command line instead of the file's; everything else is the file's."""
     recipe = sana(tmp_path, train={"save_model_steps": 1})

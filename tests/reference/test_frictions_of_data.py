@@ -89,6 +89,7 @@ def test_friction_25_image_folder_says_that_it_leaves_out_gif(tmp_path):
     assert "1 .gif" in said and "moving.gif" in said
 
 
+@pytest.mark.slow
 def test_friction_25_skipped_pictures_and_reasons_are_recorded(tmp_path):
     data = write_pictures(tmp_path / "data", 14, cut=(4,), headless=(9,))
     assert "skipped.jsonl of" in extract(data, tmp_path / "one", "--batch", 2).stdout
@@ -100,6 +101,7 @@ def test_friction_25_skipped_pictures_and_reasons_are_recorded(tmp_path):
         assert "2 pictures, why: skipped.jsonl" in inspected and "009.png" in inspected
 
 
+@pytest.mark.slow
 def test_friction_24_what_headers_show_is_known_before_the_first_step(tmp_path):
     """Training on pictures leaves out what extraction leaves out, and has the samples of the store."""
     data = write_pictures(tmp_path / "data", 14, headless=(2, 9))
@@ -122,6 +124,7 @@ def with_cut_pictures(tmp_path_factory):
     return data, folder / "run"
 
 
+@pytest.mark.slow
 def test_friction_24_broken_pictures_are_skipped_and_recorded(with_cut_pictures, tmp_path):
     data, run = with_cut_pictures
     found = skipped(run)
@@ -137,6 +140,7 @@ def test_friction_24_broken_pictures_are_skipped_and_recorded(with_cut_pictures,
 
 
 @pytest.mark.parametrize("repair", ["nothing", "removed", "whole"])
+@pytest.mark.slow
 def test_friction_24_a_repaired_folder_resumes(with_cut_pictures, tmp_path, repair):
     data, run = with_cut_pictures
     folder = shutil.copytree(data, tmp_path / "data")
@@ -159,6 +163,7 @@ def test_friction_24_a_repaired_folder_resumes(with_cut_pictures, tmp_path, repa
     assert {"nothing": "14 samples", "removed": "12 samples", "whole": "15 samples"}[repair] in said
 
 
+@pytest.mark.slow
 def test_friction_24_a_folder_that_is_repaired_after_a_crash_resumes(with_cut_pictures, tmp_path):
     """The newest checkpoint is older than what was left out."""
     data, run = with_cut_pictures
@@ -174,6 +179,7 @@ def test_friction_24_a_folder_that_is_repaired_after_a_crash_resumes(with_cut_pi
     assert losses(tmp_path / "run") == losses(run) and weights(tmp_path / "run", 9) == weights(run, 9)
 
 
+@pytest.mark.slow
 def test_friction_24_broken_pictures_of_validation_are_named_and_recorded(tmp_path):
     data = write_pictures(tmp_path / "data", 12)
     held_out = write_pictures(tmp_path / "validation", 9, cut=(4,), headless=(7,))
@@ -220,6 +226,7 @@ def test_friction_25_append_keeps_the_lanes_of_the_store(tmp_path):
     assert "11 samples in 2 parts" in inspected and inspected.count("first sample") == 2
 
 
+@pytest.mark.slow
 def test_hardening_high_2_pictures_exchanged_under_a_run_are_named(tmp_path):
     data = write_pictures(tmp_path / "data", 12)
     train(tmp_path / "run", data, 3)
@@ -239,6 +246,7 @@ def test_hardening_high_2_pictures_exchanged_under_a_run_are_named(tmp_path):
     assert "resuming" in succeed(*again).stdout
 
 
+@pytest.mark.slow
 def test_hardening_high_2_a_run_of_an_earlier_version_resumes(tmp_path):
     data = write_pictures(tmp_path / "data", 12)
     train(tmp_path / "whole", data, 6)
@@ -255,6 +263,7 @@ def test_hardening_high_2_a_run_of_an_earlier_version_resumes(tmp_path):
     assert weights(tmp_path / "run", 6) == weights(tmp_path / "whole", 6)
 
 
+@pytest.mark.slow
 def test_hardening_high_2_exchanged_labels_are_named(tmp_path):
     data = write_pictures(tmp_path / "data", 12)
     extract(data, tmp_path / "store")

@@ -33,6 +33,7 @@ def run(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_train_out_alone_resumes(run, tmp_path):
     train(tmp_path / "cut", 2)
     moved = (tmp_path / "cut").rename(tmp_path / "moved")
@@ -49,6 +50,7 @@ def test_a_changed_rate_names_continue_with(run):
     assert "--continue-with" not in line and "another --out" in line, "a seed cannot follow"
 
 
+@pytest.mark.slow
 def test_weights_of_a_run_are_its_newest(run, tmp_path):
     """As kiln sample --run draws with; a run that resumes keeps those that it began with."""
     base = tmp_path / "base"
@@ -82,6 +84,7 @@ def test_weights_of_another_family_are_named(run, tmp_path):
     assert f"--weights {file} are of dit, not of --model pixart: give --model dit" in line
 
 
+@pytest.mark.slow
 def test_another_piece_of_a_pipeline_is_named(tmp_path):
     tiny_kl(tmp_path / "vae")
     text_encoder("t5", tmp_path / "text_encoder")
@@ -98,6 +101,7 @@ def test_weights_of_another_depth_are_named_in_a_line_that_can_be_read(run, tmp_
     assert "missing keys: blocks.2." in line and re.search(r" and \d\d more", line)
 
 
+@pytest.mark.slow
 def test_folders_of_the_wrong_kind_are_named(run, tmp_path):
     options = [str(run) if option == "synthetic" else option for option in OPTIONS]
     assert f"--data {run} is the folder of a run" in refusal("train", *DIT, *options, "--max-steps", 1, "--out", tmp_path / "run")
@@ -105,6 +109,7 @@ def test_folders_of_the_wrong_kind_are_named(run, tmp_path):
     assert "is a feature store: give a folder of its own" in refusal("train", *DIT, *OPTIONS, "--max-steps", 1, "--out", tmp_path)
 
 
+@pytest.mark.slow
 def test_an_adapter_goes_on_where_its_base_has_moved(run, tmp_path):
     """The base is compared by its content, and found beside the run."""
     base, out = tmp_path / "base.safetensors", tmp_path / "lora/run"
@@ -128,6 +133,7 @@ def test_a_base_that_is_gone_is_named_before_a_model_is_guessed(tmp_path):
     assert f"--weights {gone} does not exist: give the path of a weights file" in line and not out.exists()
 
 
+@pytest.mark.slow
 def test_a_run_resumes_as_its_model_where_none_is_named(tmp_path):
     out = tmp_path / "run"
     train(out, 1)

@@ -37,6 +37,7 @@ def kept(session):
         return {member.name: archive.extractfile(member).read().decode(errors="replace") for member in archive if member.isfile()}
 
 
+@pytest.mark.slow
 def test_memory_choices_and_a_kill_log_equal_lines(session, monkeypatch):
     if not FULL:  # the others do nothing else on a CPU
         few = ("recompute", "optimizer on the disk", "stage 3, weights on the host")
@@ -48,6 +49,7 @@ def test_memory_choices_and_a_kill_log_equal_lines(session, monkeypatch):
     assert len(session.checks[0]["details"]) == 20
 
 
+@pytest.mark.slow
 def test_another_number_fails_the_check(session, monkeypatch):
     monkeypatch.setattr(trainings, "EQUAL_RUNS", {"another seed": ["--seed", "4"]})
     session.check("equal lines", trainings.equal_lines, "f32")
@@ -63,6 +65,7 @@ def plain(tmp_path):
     return Session("second", tmp_path / "out", 5, tmp_path, dict(os.environ), {"name": "Some GPU"})
 
 
+@pytest.mark.slow
 def test_every_check_leaves_its_evidence(plain, capsys):
     """One that fails, ones that raise what nobody foresaw, ones that hang, and the next ones run all the same."""
     def fails(_):
@@ -194,6 +197,7 @@ def test_a_program_that_fails_says_why(session):
     assert session.checks[0]["state"] == "FAILED" and "kiln ended with" in session.checks[0]["summary"]
 
 
+@pytest.mark.slow
 def test_options_of_the_later_runs_are_kilns(session):
     """Their whole rehearsals are under --full alone."""
     session.check("kernels of a step", kernels.of_a_step, "DiT-XL/2", 32)

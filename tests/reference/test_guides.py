@@ -130,6 +130,7 @@ def test_promises_name_tests_that_exist():
 # Planning
 
 
+@pytest.mark.slow
 def test_models():
     """Which model can my cards train in time?"""
     table = read_json("plan", "--search", "--model", "DiT-S/2,DiT-B/2,DiT-XL/2", "--gpu", "RTX-3090", "--gpus", 2,
@@ -142,6 +143,7 @@ def test_models():
     assert models == [model for model in ("DiT-XL/2", "DiT-B/2", "DiT-S/2") if model in models]
 
 
+@pytest.mark.slow
 def test_cards():
     """Which card for my model?"""
     arguments = ["plan", "--search", "--model", "DiT-B/4", "--gpu", "A100-80G,RTX-4090,T4,V100", "--gpus", 2, "--compute-dtype", "fp16",
@@ -153,6 +155,7 @@ def test_cards():
     assert all(row["command"].startswith("kiln train --model DiT-B/4") for row in table["ranked"])
 
 
+@pytest.mark.slow
 def test_small_cards(kiln):
     """What goes on a card of 8, 10 or 12 GB?"""
     too_large, refused, fits = answers()
@@ -263,6 +266,7 @@ def test_rates():
     assert re.search(r"learning rate 0.001 does not suit global batch 64 .*--lr 5e-05", sana)
 
 
+@pytest.mark.slow
 def test_this_machine(kiln):
     """What of this machine?"""
     plan = ["plan", "--model", "DiT-S/8", "--depth", 1, "--global-batch", 8]

@@ -216,6 +216,7 @@ def test_finding_11_the_checksum_of_an_archive_is_compared(tmp_path):
 # Finding 12, a mapped file that is cut: tests/core/input_file_test.cpp
 
 
+@pytest.mark.slow
 def test_finding_13_names_command_no_terminal(tmp_path):
     name = OVERRIDE.decode()
     save_file({name: torch.zeros(2)}, tmp_path / "x.safetensors", {name: name})
@@ -232,6 +233,7 @@ def test_finding_13_names_command_no_terminal(tmp_path):
     assert "\\x1b]52" in shown and not set(shown) & {"\x1b", "\x07", "\u202e"}
 
 
+@pytest.mark.slow
 def test_finding_14_what_was_measured_is_printed(tmp_path):
     """From a folder of any name, and before what cannot be saved."""
     odd = os.fsencode(tmp_path) + b"/\xff\xfe"
@@ -263,6 +265,7 @@ def test_finding_17_pipes_are_not_waited_for(tmp_path):
     refusal("evaluate", tmp_path / "x.npz", "--reference", tmp_path / "x.npz", "--net", "random", timeout=60)
 
 
+@pytest.mark.slow
 def test_finding_18_one_process_writes_a_text_store(kiln, encoders, tmp_path):  # noqa: F811
     data, store = write_metadata(tmp_path / "data", ["a", "b"]), tmp_path / "store"
     extract(data, store, encoders["bert"])

@@ -92,6 +92,7 @@ def test_a_batch_that_gpus_do_not_divide(beside, config):
 
 @pytest.mark.parametrize("config", [{"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2},
                                     {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}], ids=["batch", "passes"])
+@pytest.mark.slow
 def test_the_least_budget_beside_a_file(beside, config):
     place, arguments = beside(config), [*HEAVY, "--memory-budget", "30M"]
     hint = re.search(r"the least that works is (.*); else take", refused(place, arguments))[1]
@@ -99,6 +100,7 @@ def test_the_least_budget_beside_a_file(beside, config):
     assert plan["options"]["global-batch"] == 4 and "GiB" not in plan["options"]["memory-budget"]
 
 
+@pytest.mark.slow
 def test_what_fits_a_budget_beside_a_file(beside):
     """The keys to edit, and how much it takes then."""
     place = beside({"train_micro_batch_size_per_gpu": 128, "gradient_accumulation_steps": 2})
@@ -118,6 +120,7 @@ def advice(place, arguments, about):
 
 @pytest.mark.parametrize("config", [None, {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 32, "gradient_accumulation_steps": 2}],
                          ids=["typed", "file"])
+@pytest.mark.slow
 def test_much_memory(beside, config):
     typed = ["--global-batch", 64, "--micro-batch", 32] if config is None else []
     place, arguments = beside(config), [*GPU, *typed]
@@ -139,6 +142,7 @@ def test_a_rate_that_two_keys_set(beside):
     assert place.follow(hint, GPU)["options"]["lr"] == 1e-4
 
 
+@pytest.mark.slow
 def test_precision_and_batch_in_the_file(beside):
     place = beside({"train_batch_size": 512, "bf16": {"enabled": False}})
     arguments = ["--model", "DiT-B/4", "--gpu", "A100-80G"]
@@ -148,6 +152,7 @@ def test_precision_and_batch_in_the_file(beside):
     assert place.follow(line.split("same steps): ")[1], arguments)["options"]["global-batch"] == 256
 
 
+@pytest.mark.slow
 def test_links_and_offloaded_updates(beside):
     """Advice on speed: each change is planned and does what it is for."""
     place = beside({"train_batch_size": 64, "zero_optimization": {"stage": 3}})

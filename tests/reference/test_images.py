@@ -129,6 +129,7 @@ def test_truncated_files_are_refused_where_pillow_refuses(tmp_path):
     assert set(extract_pixels(folder, tmp_path / "out", 40)) == expected
 
 
+@pytest.mark.slow
 def test_class_folders_are_torchvisions(tmp_path):
     from torchvision.datasets import ImageFolder
 

@@ -222,6 +222,7 @@ def test_an_error_at_every_place_ends_in_a_line_or_in_the_same_bytes(inputs, ser
     assert not failed, f"{len(failed)} of {len(trials)}:\n" + "\n\n".join(failed[:20])
 
 
+@pytest.mark.slow
 def test_the_chosen_use_fails_and_no_other(inputs, tmp_path):
     """What the test above relies on."""
     runner = Runner(tmp_path / "logs")

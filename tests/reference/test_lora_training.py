@@ -45,6 +45,7 @@ def assert_trained_alike(got, expected, model, start):
     dict(r=3, lora_alpha=6, target_modules=["conv1", "conv_in", "proj_in", "ff.net.0.proj", "ff.net.2", "time_emb_proj",
                                             "downsamplers.0.conv", "conv_out", "time_embedding.linear_1"]),
 ], ids=["attention", "linears and convolutions"])
+@pytest.mark.slow
 def test_twenty_steps_of_a_unet_equal_peft(conformance, tmp_path, config):
     model, adapter = adapted(config, tmp_path)
     start = lora_state(model)
@@ -132,6 +133,7 @@ def test_a_checkpoint_holds_the_adapter_alone(run):
 
 
 @pytest.mark.parametrize("dropout", [0, 0.4])
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bitwise(tmp_path, base, run, dropout):
     extra = ["--lora-dropout", dropout] if dropout else []
     whole = run
@@ -158,6 +160,7 @@ def test_memory_choices_do_not_change_a_bit(tmp_path, base, run, extra):
     assert saved(tmp_path / "run", 6, "model.safetensors") == saved(run, 6, "model.safetensors")
 
 
+@pytest.mark.slow
 def test_dropout_of_captions_knows_their_rows(tmp_path):
     """Of ragged captions, whatever the size of a pass: their rows are filled up behind the last."""
     model = ["--model", "pixart", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--image-size", 64, "--data", "synthetic",
@@ -176,6 +179,7 @@ def test_ranks_train_the_same_adapter(tmp_path, base, run, ranks, stage):
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(run), rtol=5e-6)
 
 
+@pytest.mark.slow
 def test_files_open_in_peft_and_diffusers_and_merge(tmp_path, base, run):
     """What the run has trained gives the same output as PEFT's, diffusers' and kohya's files, and merged."""
     for name, options in {"peft": [], "file.safetensors": [], "kohya.safetensors": ["--adapter-format", "kohya"]}.items():
@@ -250,6 +254,7 @@ def test_what_does_not_go_together_is_one_line(tmp_path, base, lora, expected):
     assert expected in refusal(*RUN, *lora, "--weights", base, "--out", tmp_path / "run", "--max-steps", 1)
 
 
+@pytest.mark.slow
 def test_a_base_is_needed_and_stays_the_same(tmp_path, base, run):
     assert "give them with --weights" in refusal(*RUN, *LORA, "--out", tmp_path / "run", "--max-steps", 1)
     other = model_of(UNET, seed=4)
@@ -270,6 +275,7 @@ def test_a_base_is_needed_and_stays_the_same(tmp_path, base, run):
     ["--model", "pixart_diffusers", "--hidden-size", 48, "--num-heads", 3, "--depth", 2, "--patch-size", 2, "--objective", "epsilon"],
     ["--model", "sana", "--hidden-size", 48, "--num-heads", 3, "--depth", 2, "--patch-size", 2, "--objective", "flow"],
 ], ids=["dit", "pixart", "sana"])
+@pytest.mark.slow
 def test_every_family(tmp_path, model):
     options = [*model, "--data", "synthetic", "--image-size", 64 if "sana" not in model else 256, "--global-batch", 2, "--threads", 1,
                "--log-every", 1, "--peak-tflops", 1, "--lr", 1e-2]
@@ -296,6 +302,7 @@ def test_every_family(tmp_path, model):
         assert {key for key in plain if not torch.equal(merged[key], plain[key])} == {patches + ".weight"}
 
 
+@pytest.mark.slow
 def test_null_rows_beside_a_base_are_part_of_it(tmp_path):
     model = ["--model", "pixart", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 2]
     options = ["--data", "synthetic", "--image-size", 64, "--objective", "epsilon", "--global-batch", 2, "--threads", 1, "--peak-tflops", 1]

@@ -291,6 +291,7 @@ def test_bad_configs_are_named(conformance, config, message):
     assert message in conformance("loss", config=config, inputs=batch([1, 2]), expect_error=True)
 
 
+@pytest.mark.slow
 def test_bad_inputs_are_named(conformance):
     config = dict(type="iddpm", learn_sigma=True)
     missing = batch([1, 2])

@@ -81,6 +81,7 @@ def test_a_step_is_that_of_f32_masters_rounded_up_or_down(train, start, tmp_path
 
 
 @of_optimizers("adamw", "came")
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bitwise(train, runs, tmp_path):
     optimizer, whole = runs
     for steps in (2, 3, 6):
@@ -101,6 +102,7 @@ def test_memory_choices_threads_and_pictures_change_no_bit(train, runs, tmp_path
     assert_same_files(tmp_path / "run", whole, 6)
 
 
+@pytest.mark.slow
 def test_ranks(train, runs, tmp_path):
     """Two ranks add gradients up in another order than one, but each weight is rounded as on one rank, whoever holds it."""
     optimizer, whole = runs

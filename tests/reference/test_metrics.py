@@ -166,6 +166,7 @@ def adm_numbers(reference, generated, k, splits):
             "precision": precision, "recall": recall}
 
 
+@pytest.mark.slow
 def test_adms_five_numbers(conformance, tmp_path):
     """kiln evaluate from pictures to numbers, against a plain port from the features of the same network."""
     from test_evaluate import as_npz, pictures

@@ -98,6 +98,7 @@ def start_on(machines, out, steps, *extra, **variables_of_job):
     return ranks
 
 
+@pytest.mark.slow
 def test_a_slow_link_changes_nothing_but_the_time(machines, tmp_path, say):
     for machine in machines:
         slow_down(machine)
@@ -116,6 +117,7 @@ def test_a_slow_link_changes_nothing_but_the_time(machines, tmp_path, say):
     say(f"two network namespaces, 20 Mbit/s: {sent / 1e6:.1f} MB each way in {seconds:.1f} s, losses as on one rank")
 
 
+@pytest.mark.slow
 def test_a_cut_link_ends_both_sides_and_keeps_the_checkpoint(machines, tmp_path, say):
     ranks = start_on(machines, tmp_path, ENDLESS, "--zero-stage", 2, "--collective-timeout", 6, "--checkpoint-every", 3,
                      KILN_JOB_SECRET="of a job between machines")

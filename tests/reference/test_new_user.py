@@ -25,6 +25,7 @@ refusal = functools.partial(conftest.refusal, lines=without_warnings, timeout=30
 # Budgets
 
 
+@pytest.mark.slow
 def test_a_budget_means_the_same_in_plan_and_in_train(tmp_path):
     choice = re.compile(r"--recompute (\S+) --offload-activations (\S+): ([\d.]+) GiB, ([\d.]+) GiB of it tensors")
     budget = ["--memory-budget", "1T"]
@@ -47,6 +48,7 @@ def test_a_budget_chooses_on_a_gpu_that_is_planned():
     assert all(choice["needed_bytes"] <= 10 << 30 for choice in found["best"])
 
 
+@pytest.mark.slow
 def test_a_refused_budget_names_what_works(tmp_path):
     """A disk where that is enough, else the least that is enough: both are followed."""
     out = ["--max-steps", 1, "--out", tmp_path / "run"]
@@ -136,6 +138,7 @@ def pictures(folder, count, side):
     return folder
 
 
+@pytest.mark.slow
 def test_the_size_of_a_store_is_taken(tmp_path):
     store = ["extract", "--data", pictures(tmp_path / "pictures", 8, 40), "--autoencoder", "pixels", "--image-size", 24]
     succeed(*store, "--out", tmp_path / "store")
@@ -178,6 +181,7 @@ def test_a_family_alone_says_how_large_it_is(kiln):
     assert "without a size" not in kiln("plan", "--model", "dit", "--depth", 4, "--gpu", "A100-80G").stdout
 
 
+@pytest.mark.slow
 def test_a_slow_precision_is_in_the_headline(kiln):
     model = ["plan", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--micro-batch", 32]
     head = kiln(*model).stdout.splitlines()[:6]
@@ -188,6 +192,7 @@ def test_a_slow_precision_is_in_the_headline(kiln):
     assert "IT TAKES" not in kiln(*model, "--compute-dtype", "bf16").stdout
 
 
+@pytest.mark.slow
 def test_advice_is_not_what_is_set(kiln):
     """Not a micro-batch of 8 where a GPU has fewer images, nor less of what is least already."""
     text = kiln("plan", "--model", "DiT-S/2", "--gpu", "A100-80G", "--gpus", 64, "--compute-dtype", "bf16").stdout

@@ -22,6 +22,7 @@ def trained(run, *options):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.slow
 def test_nvme_trains_what_memory_trains_and_either_resumes_the_other(tmp_path, dtype):
     common = ("--compute-dtype", dtype)
     nvme = ("--offload-optimizer", "nvme", "--nvme-path", tmp_path, "--nvme-block-size", "4096", "--nvme-queue-depth", "4")
@@ -42,6 +43,7 @@ WAYS = {"weights": (WEIGHTS, WEIGHTS), "both": (BOTH, BOTH), "to": ((), BOTH), "
 
 
 @pytest.mark.parametrize("ranks, ways", [(1, list(WAYS)), (2, list(WAYS) if FULL else ["both", "from"])], ids=["1", "2"])
+@pytest.mark.slow
 def test_weights_on_nvme_train_what_memory_trains_and_either_resumes_the_other(tmp_path, ranks, ways):
     """One rank too: stage 3 then means that segments come from the disk one by one."""
     common = ("--zero-stage", "3", "--micro-batch", "1", "--compute-dtype", "bf16", "--nproc", ranks)

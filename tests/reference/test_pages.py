@@ -43,6 +43,7 @@ def test_no_page_is_long(page):
     assert page.name in ("deepspeed_keys.md", "options.md") or len(text.split()) <= most
 
 
+@pytest.mark.slow
 def test_options_of_commands_exist():
     options = {}
     for page in PAGES:
@@ -81,6 +82,7 @@ SMALL = {  # of what each command of the README gets, so that its run takes seco
 }
 
 
+@pytest.mark.slow
 def test_the_run_of_the_readme_runs(tmp_path):
     block = re.search(r"^```\nvae=(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL)[1]
     for place in ("a", "b"):

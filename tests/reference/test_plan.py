@@ -52,6 +52,7 @@ def test_json_object():
     assert kept == pytest.approx({"adamw": 8, "adamw-8bit": 2.03, "came": 4.01, "came-sana": 4.01}, rel=0.01)
 
 
+@pytest.mark.slow
 def test_pictures_have_the_size_that_the_model_is_made_for(kiln, tmp_path):
     """Unless --image-size says another, in a plan, a search and a training; a command that is printed means the same."""
     sigma = ["--model", "PixArt-Sigma-XL/2-1024", "--depth", 2, "--gpu", "A100-80G", "--compute-dtype", "bf16", "--global-batch", 8]
@@ -85,6 +86,7 @@ def test_advises_what_needs_no_recomputation_and_few_checkpoints():
     assert not any("keeping all" in line or "are kept" in line for line in lean)
 
 
+@pytest.mark.slow
 def test_nodes_are_as_given():
     """Five cards: in two machines of four by default, in one where --gpus-per-node says so."""
     cards = ["plan", "--model", "DiT-XL/2", "--gpu", "RTX-4090", "--gpus", 5, "--compute-dtype", "bf16", "--micro-batch", 4,
@@ -167,6 +169,7 @@ def test_recipe_and_command_line(tmp_path):
 
 @pytest.mark.parametrize("seconds", [["--calibrate-seconds", "3"],
                                      pytest.param([], marks=pytest.mark.skipif(not FULL, reason="a minute"))])
+@pytest.mark.slow
 def test_calibration_is_kept_and_named(seconds, tmp_path):
     """tests/plan/calibrate_test.cpp looks at what is measured."""
     environment = {**os.environ, "KILN_PROFILES": str(tmp_path)}
@@ -230,6 +233,7 @@ def options_of(*arguments):
     return read_json("plan", "--gpu", "T4", *arguments)["options"]
 
 
+@pytest.mark.slow
 def test_averages_can_be_switched_off(tmp_path):
     assert options_of("--ema-decay", "none")["ema-decay"] == []
     assert options_of("--ema-decay", "0.9,0.99")["ema-decay"] == [0.9, 0.99]
@@ -307,6 +311,7 @@ def test_the_variants_of_sanas_recipe_are_planned():
     assert memory["no-average"] < memory["came-sana"] < memory["adamw"] and memory["offload"] < memory["adamw-8bit"]
 
 
+@pytest.mark.slow
 def test_sana_trains_with_adamw_on_a_card_of_24_gb():
     """guide e's first advice, AdamW instead of CAME, at its own size: the optimizer waits on the host."""
     plan = read_json("plan", "--recipe", REPOSITORY / "recipes/sana-1600m-1024-adamw-24gb.toml", "--gpu", "RTX-3090")

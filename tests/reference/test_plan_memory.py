@@ -28,6 +28,7 @@ def stores(tmp_path_factory):
     return make_stores(tmp_path_factory.mktemp("stores"))
 
 
+@pytest.mark.slow
 def test_peaks_are_as_planned(stores, tmp_path):
     errors = []
     for number, configuration in enumerate(COVERING):

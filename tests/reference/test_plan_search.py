@@ -103,6 +103,7 @@ def test_a_table_is_printed_as_it_is(kiln, arguments, tmp_path):
     assert "--table" in result.stderr and arguments[0] in result.stderr and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_pages_hold_what_the_program_says(monkeypatch, capsys):
     tool = REPOSITORY / "tools" / "plan_tables"
     if FULL:  # what takes long, too
@@ -125,6 +126,7 @@ def compared(*arguments):
     return read_json("plan", "--search", *arguments)
 
 
+@pytest.mark.slow
 def test_a_table_over_models_and_gpus_equals_searching_each_alone():
     common = ["--gpus", 2, "--global-batch", 64, "--micro-batch", 16, "--compute-dtype", "fp16"]
     table = compared("--model", "DiT-S/4,DiT-B/8", "--gpu", "T4,RTX-3060", *common)
@@ -159,6 +161,7 @@ def test_any_card_by_its_memory():
     assert machine["memory_bytes"] == 12 << 30 and machine["name"] in ("RTX-3060", "RTX-4070")
 
 
+@pytest.mark.slow
 def test_hints_lead_to_commands_that_work(kiln):
     """What a search says where nothing fits, and what a plan's advice says, is planned as it is printed."""
     refused = kiln("plan", "--search", "--model", "DiT-XL/2", "--image-size", 512, "--gpu", "T4", "--gpus", 1, "--compute-dtype",
@@ -189,6 +192,7 @@ def test_every_family_is_searched(model):
     assert plan["fits"] and plan["needed_bytes"] == fastest["needed_bytes"]
 
 
+@pytest.mark.slow
 def test_winners_leave_room_unless_asked():
     """At most 85 % of the memory; with --memory-share as much as that, which is faster or as fast."""
     command = ["plan", "--search", "--model", "DiT-L/2", "--gpu", "RTX-3090", "--gpus", 1, "--compute-dtype", "bf16",
@@ -233,6 +237,7 @@ def test_fast_dits_options_beside_its_figures(kiln):
     assert "measured by others: fast-DiT's README, 1 x A100-80G, 128 images a step" in text and "0.84 steps/s; planned like that: " in text
 
 
+@pytest.mark.slow
 def test_a_gpus_step_by_kinds_of_operations():
     """The rows sum to the step of the plan, with and without what no GPU has run yet."""
     _, _, *rows = rows_of("gpu-step")
@@ -298,6 +303,7 @@ def planned_options(command):
     return read_json("plan", "--gpu", "A100-80G", *words[2:])["options"]
 
 
+@pytest.mark.slow
 def test_every_family_is_compared_under_its_own_objective():
     """Where none is given; what is given stays, and what cannot train with it says why."""
     arguments = ["--gpu", "A100-80G", "--gpus", 1, "--global-batch", 4, "--micro-batch", 4, "--compute-dtype", "bf16",
@@ -344,6 +350,7 @@ def test_what_is_published_of_a_model(model, more, milestone, rate):
     assert not any("learning rate" in line for line in adapter["advice"])
 
 
+@pytest.mark.slow
 def test_sizes_say_what_quality_they_buy():
     """Published FIDs beside each size, and SDXL's size, which people compare Sana's with."""
     head, _, *rows = rows_of("sizes", "--global-batch", 8)

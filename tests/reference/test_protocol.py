@@ -30,6 +30,7 @@ def judged(samples, reference, *options, net="random"):
     return json.loads(result.stdout) | {"stderr": result.stderr}
 
 
+@pytest.mark.slow
 def test_the_average_is_part_of_the_protocol(run, tmp_path):
     data = run.parent / "data"
     names = []
@@ -70,6 +71,7 @@ def test_folders_of_earlier_versions_go_on(run, tmp_path):
     assert judged(out, data, "--crop", "8")["protocol"]["samples"]["ema"] == "ema-0.5"
 
 
+@pytest.mark.slow
 def test_an_npz_brings_its_protocol(run, tmp_path):
     """As docs/evaluation.md lays it out, the .npz is not in the samples' folder."""
     data, stamps = run.parent / "data", set()
@@ -90,6 +92,7 @@ def test_an_npz_brings_its_protocol(run, tmp_path):
     assert sum("nothing says how" in line for line in result["stderr"].splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_statistics_of_a_reference_serve_in_training(run, tmp_path):
     """ADM's file: FID by its mu and sigma, precision, recall and KID by its pictures, as kiln evaluate takes it."""
     from test_features import random_inception_weights

@@ -59,6 +59,7 @@ def test_the_schedule_is_that_of_stable_diffusion(tmp_path):
     assert torch.equal(ours.alphas_cumprod, theirs.alphas_cumprod)
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_its_objective_and_schedule(tmp_path):
     """Of a run that began before its family brought a schedule: the same command goes on with what is recorded."""
     linear = ["--beta-schedule", "linear", "--beta-start", 0.0001, "--beta-end", 0.02]

@@ -93,6 +93,7 @@ def test_two_ranks_train_what_one_trains(alone, tmp_path, stage):
     assert (one - two).norm() <= 1e-4 * one.norm()
 
 
+@pytest.mark.slow
 def test_ranks_need_not_divide_the_batch(alone, tmp_path):
     steps = 8
     train(tmp_path, steps, "--nproc", 4, "--zero-stage", 3, "--micro-batch", 1, "--reduce-bucket-size", 20000)
@@ -103,6 +104,7 @@ def torchrun(*arguments):
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2", *arguments]
 
 
+@pytest.mark.slow
 def test_torchrun(alone, tmp_path):
     result = subprocess.run(torchrun(*command(tmp_path, STEPS, "--zero-stage", 2)), capture_output=True, text=True,
                             timeout=120)
@@ -134,6 +136,7 @@ def test_a_rank_that_dies_under_torchrun_ends_the_others(tmp_path):
 
 
 @pytest.mark.parametrize("target", matrix(["rank 1"], ["launcher"]))  # tests/paths stops launchers
+@pytest.mark.slow
 def test_a_stop_signal_checkpoints_all_ranks(alone, tmp_path, target):
     process = start(command(tmp_path, ENDLESS, "--nproc", 2, "--zero-stage", 2, "--checkpoint-every", 0))
     wait_for_steps(process, tmp_path, 5)
@@ -172,6 +175,7 @@ def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     assert "resuming" in resumed.stdout
 
 
+@pytest.mark.slow
 def test_finding_3_a_stranger_at_the_rendezvous_ends_no_run(tmp_path):
     process = start(command(tmp_path, ENDLESS, "--nproc", 2))
     wait_for_steps(process, tmp_path, 2)
@@ -257,6 +261,7 @@ def start_by_hand(arguments_of_ranks):
     return [(process.communicate(timeout=60), process.returncode) for process in processes]
 
 
+@pytest.mark.slow
 def test_rank_0_that_dies_with_the_rendezvous_is_named(tmp_path):
     processes = processes_by_hand([command(tmp_path, ENDLESS, "--zero-stage", 2)] * 2, 2)
     wait_for_steps(processes[0], tmp_path, 3)
@@ -287,6 +292,7 @@ def test_an_option_that_is_impossible_on_one_rank_ends_all_at_once(tmp_path):
     assert time.monotonic() - begin < 30
 
 
+@pytest.mark.slow
 def test_weights_that_differ_among_ranks_are_named(alone, tmp_path):
     weights = load_file(alone / f"checkpoints/step-{STEPS:08}/model.safetensors")
     for name in ("one", "same", "other"):
@@ -333,6 +339,7 @@ def test_a_run_folder_in_use_is_refused_and_a_killed_run_lets_go_of_it(tmp_path)
     train(tmp_path, step_lines(tmp_path, killed=True)[-1]["step"] + 1)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_told_and_never_started_over(tmp_path):
     train(tmp_path, 4, "--checkpoint-every", 2)
     states = [tmp_path / f"checkpoints/step-{step:08}/model.safetensors" for step in (2, 4)]
@@ -359,6 +366,7 @@ def test_friction_31_an_error_of_all_ranks_is_told_once(tmp_path):
     refused(tmp_path / "run", 5, ["--nproc", 2, "--weights", tmp_path / "absent.safetensors"], "absent.safetensors")
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_all_ranks_after_the_same_step(tmp_path):
     result = train(tmp_path, ENDLESS, "--nproc", 2, "--zero-stage", 1, "--max-minutes", 0.02, "--lr-schedule", "cosine")
     assert "finished" in result.stdout

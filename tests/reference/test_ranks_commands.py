@@ -47,6 +47,7 @@ def assert_verified(store):
 
 
 @pytest.mark.parametrize("count, batch, ranks", matrix([(23, 4, 2), (3, 2, 3)], [(5, 8, 2)]))
+@pytest.mark.slow
 def test_one_store_of_all_ranks(tmp_path, count, batch, ranks):
     """Uneven counts; the second and third leave a rank without work."""
     write_pictures(tmp_path / "in", count)
@@ -59,6 +60,7 @@ def test_one_store_of_all_ranks(tmp_path, count, batch, ranks):
     assert f"is complete with {count} samples: nothing to do" in again.stdout
 
 
+@pytest.mark.slow
 def test_latents_and_skipped_pictures(tiny_vae, tmp_path):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 22, broken=(3, 15), small=(20,))
@@ -70,6 +72,7 @@ def test_latents_and_skipped_pictures(tiny_vae, tmp_path):
     assert_verified(tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_an_interrupted_extraction_goes_on(kiln, tiny_vae, tmp_path):
     folder, _ = tiny_vae
     command = extract_arguments(tmp_path / "in", tmp_path / "store", folder, "--nproc", 2)
@@ -118,6 +121,7 @@ def sample_arguments(weights, out, *more, steps=3):
 
 
 @pytest.mark.parametrize("more", [[], ["--no-png"]], ids=["png", "npz-only"])
+@pytest.mark.slow
 def test_one_npz_of_all_ranks(weights, tmp_path, more):
     def run(name, *extra):
         succeed(*sample_arguments(weights, tmp_path / name, "--npz", tmp_path / f"{name}.npz", *more, *extra),
@@ -139,6 +143,7 @@ def test_one_npz_of_all_ranks(weights, tmp_path, more):
     assert np.abs(images("both") - images("alone")).max() <= 1  # other batches: other rounding
 
 
+@pytest.mark.slow
 def test_an_interrupted_npz_goes_on_with_other_ranks(weights, tmp_path):
     """Without --no-png's files: what the ranks drew waits in a folder, which one rank alone takes up, too."""
     arguments = sample_arguments(weights, tmp_path / "out", "--npz", tmp_path / "out.npz", "--no-png", "--threads", 1, steps=60)
@@ -162,6 +167,7 @@ def test_an_interrupted_npz_goes_on_with_other_ranks(weights, tmp_path):
     assert np.abs(got - want).max() <= 1
 
 
+@pytest.mark.slow
 def test_other_builds_are_refused_on_every_rank(kiln, weights, tmp_path):
     """A copy of the program whose name says that it is another build."""
     build = kiln("--version").stdout.split()[1]
@@ -175,6 +181,7 @@ def test_other_builds_are_refused_on_every_rank(kiln, weights, tmp_path):
     assert not (tmp_path / "store").exists() and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_on_every_rank(weights, tmp_path):
     def with_seed(seed):
         return start_by_hand([[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", seed)]] * 2)

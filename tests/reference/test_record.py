@@ -5,8 +5,9 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 import torch
-from conftest import succeed
+from conftest import assert_fails, succeed
 from dit_torch import randomise_
 from pipelines import START, kiln_normals, tiny_kl
 from pixart_torch import PixArt
@@ -32,6 +33,7 @@ def stations(run, folder):
             "run": run, "checkpoint": run / "checkpoints/step-00000010"}
 
 
+@pytest.mark.slow
 def test_1_2_7_14_dit_draws_the_same_from_every_file(dit_run, tmp_path):
     want, stderr = draw(tmp_path, "--run", dit_run, *CLASSES)
     assert "published" not in stderr and want.std() > 20
@@ -41,6 +43,7 @@ def test_1_2_7_14_dit_draws_the_same_from_every_file(dit_run, tmp_path):
         assert "published" not in stderr and "chosen" not in stderr, (name, stderr)
 
 
+@pytest.mark.slow
 def test_1_5_7_pixart_draws_the_same_from_every_file(pixart_run, pieces, tmp_path):
     want, _ = draw(tmp_path, "--run", pixart_run, *PROMPTS)
     assert want.shape == (2, 64, 64, 3)
@@ -88,6 +91,7 @@ def test_new_user_15_a_folder_becomes_the_file_it_was_made_beside(pixart_run, tm
     assert record["text"]["path"] == "t5" and record["autoencoder"]["path"] == "vae"
 
 
+@pytest.mark.slow
 def test_1_shift_and_objective_can_be_given(dit_run, tmp_path):
     bare = bare_weights(dit_run, tmp_path)
     want, _ = draw(tmp_path, "--run", dit_run, "--classes", "1,2")
@@ -152,6 +156,7 @@ def test_7_a_folder_of_another_program_draws_by_its_scheduler(dit_run, tmp_path)
     assert np.abs(got - want).max() <= 1 and "objective" not in stderr
 
 
+@pytest.mark.slow
 def test_a_mismatched_piece_is_named_before_the_first_picture(pixart_run, pieces, tmp_path):
     succeed("convert", "--in", pixart_run, "--out", tmp_path / "w.safetensors")
     tiny_kl(tmp_path / "vae", seed=9)
@@ -245,6 +250,10 @@ def test_14_noise_of_the_steps_too(dit_run, tmp_path):
     assert load_file(noise)["step_noise"].shape == (4, 2, 3, 8, 8)
     got, _ = draw(tmp_path, *common, "--noise", noise, seed=77)
     assert np.array_equal(got, want)
+    tensors = load_file(noise)
+    save_file(tensors | {"step_noise": tensors["step_noise"][:2].clone()}, noise)
+    assert_fails("noise for 2 steps, the sampler takes more", "sample", *common, "--num-images", 2, "--noise", noise,
+                 "--out", tmp_path / "fewer")
 
 
 def test_null_rows_are_found_from_any_folder(pixart_run, pieces, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 import torch
 from conftest import succeed
 from dit_torch import randomise_
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import T5EncoderModel, T5Tokenizer
 
 
+@pytest.mark.slow
 def test_6_an_adapter_of_diffusers_keys_merges_into_its_base_in_any_form(base, lora_run, tmp_path):
     succeed("convert", "--in", base, "--out", tmp_path / "folder")
     succeed("convert", "--in", base, "--out", tmp_path / "base.pt")
@@ -47,6 +49,7 @@ def test_8_training_takes_the_model_from_the_record(dit_run, tmp_path):
     assert info["model"] == "dit" and info["model_config"]["num_heads"] == 4 and info["image_size"] == 8
 
 
+@pytest.mark.slow
 def test_9_an_adapter_of_another_base_of_the_same_shape_is_named(base, lora_run, tmp_path):
     other = tmp_path / "other.safetensors"
     save_file({key: value + 1 for key, value in load_file(base).items()}, other)
@@ -63,6 +66,7 @@ def test_9_an_adapter_of_another_base_of_the_same_shape_is_named(base, lora_run,
     succeed("convert", "--in", half, "--merge", tmp_path / "peft", "--out", tmp_path / "half_merged.safetensors")
 
 
+@pytest.mark.slow
 def test_10_a_moved_run_of_an_adapter_finds_its_base(base, lora_run, pieces, tmp_path):
     succeed("convert", "--in", base, "--merge", lora_run, "--out", tmp_path / "merged.safetensors")
     pictures = ["--autoencoder", pieces / "vae", "--text-encoder", pieces / "t5", "--prompt", "a bird", "--num-sampling-steps", 2,
@@ -92,6 +96,7 @@ def test_10_a_moved_run_of_an_adapter_finds_its_base(base, lora_run, pieces, tmp
     assert np.abs(got - want).max() <= 1
 
 
+@pytest.mark.slow
 def test_12_an_adapter_in_the_place_of_weights_is_named(lora_run, tmp_path):
     for name in ("peft", "file.safetensors"):
         succeed("convert", "--in", lora_run, "--out", tmp_path / name)
@@ -101,6 +106,7 @@ def test_12_an_adapter_in_the_place_of_weights_is_named(lora_run, tmp_path):
         assert "holds an adapter" in refusal("sample", "--weights", adapter, "--prompt", "a", "--out", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_8_training_goes_on_with_the_objective_of_the_weights(dit_run, tmp_path):
     succeed("convert", "--in", dit_run, "--out", tmp_path / "w.safetensors")
     common = ["train", "--weights", tmp_path / "w.safetensors", "--data", "synthetic", "--autoencoder", "pixels", "--num-classes", 4,
@@ -126,6 +132,7 @@ def test_a_run_writes_its_record(recorded, pieces):
     assert (rows[:len(empty)] - empty).abs().max() < 4e-3 and (rows[len(empty):] == rows[len(empty) - 1]).all()  # and not trained
 
 
+@pytest.mark.slow
 def test_null_rows_f16_and_old_records_in_the_comparison_of_a_base(tmp_path):
     state = randomise_(PixArt(**PIXART | dict(pred_sigma=False))).state_dict()
     base, other, half = (tmp_path / f"{name}.safetensors" for name in ("base", "other", "half"))
@@ -155,6 +162,7 @@ def test_null_rows_f16_and_old_records_in_the_comparison_of_a_base(tmp_path):
     assert "whether it holds the same values cannot be told" in line and "--anyway" in line
 
 
+@pytest.mark.slow
 def test_each_checkpoint_has_the_record_of_its_stage(tmp_path):
     run, more = tmp_path / "run", tmp_path / "more.toml"
     succeed("train", "--model", "pixart", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--data", "synthetic",
@@ -170,6 +178,7 @@ def test_each_checkpoint_has_the_record_of_its_stage(tmp_path):
     assert [stage["steps"] for stage in last["trained_on"]["earlier"]] == [1]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_has_the_size_of_training(pieces, tmp_path):
     run = tmp_path / "run"
     succeed("train", "--model", "PixArt-Sigma-XL/2-512", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--data",
@@ -213,6 +222,7 @@ def test_a_merged_adapter_is_in_the_record(dit_run, tmp_path):
 TRAIN_ON = ["train", "--data", "synthetic", "--global-batch", 2, "--threads", 1, "--peak-tflops", 1, "--max-steps", 1, "--lr", 1e-30]
 
 
+@pytest.mark.slow
 def test_training_begins_from_kilns_own_folder(dit_run, pixart_run, tmp_path):
     """As from the file with the same record."""
     for run, more in ((dit_run, ["--autoencoder", "pixels", "--num-classes", 4]), (pixart_run, [])):

@@ -39,6 +39,7 @@ def page(run, browser):
     return browser.open(run / "report.html")
 
 
+@pytest.mark.slow
 def test_every_plot_is_in_the_page(page):
     check_report(page, plots=PLOTS, pictures=[(38, 38)] * 2)
     assert len(page.plots) == len(PLOTS)
@@ -250,6 +251,7 @@ lr = 5e-4
     return root
 
 
+@pytest.mark.slow
 def test_a_run_with_everything_has_it_on_its_page(everything, browser):
     page = browser.open(everything / "all & <b>/report.html")
     check_report(

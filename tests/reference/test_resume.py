@@ -85,6 +85,7 @@ def test_same_seed_same_bytes(uninterrupted, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_stop_signal_checkpoints_and_exits_well(uninterrupted, tmp_path, stop):
     out = tmp_path / "run"
 
@@ -113,6 +114,7 @@ def test_a_finished_run_stays_as_it_is(uninterrupted):
     assert checkpoint(uninterrupted, STEPS) == before
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_is_passed_over(uninterrupted, tmp_path):
     train(tmp_path, 60, "--checkpoint-every", 20)
     torn = tmp_path / "checkpoints" / "step-00000060" / "ema.safetensors"
@@ -124,6 +126,7 @@ def test_a_torn_checkpoint_is_passed_over(uninterrupted, tmp_path):
     assert losses(tmp_path) == losses(uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_torn_log_line_is_cut(uninterrupted, tmp_path):
     train(tmp_path, 40)
     with open(tmp_path / "log.jsonl", "a") as log:
@@ -132,6 +135,7 @@ def test_a_torn_log_line_is_cut(uninterrupted, tmp_path):
     assert losses(tmp_path) == losses(uninterrupted)
 
 
+@pytest.mark.slow
 def test_losses_between_two_log_lines_survive(tmp_path):
     """A line every 10 steps is the mean over them, also when the run stopped in between."""
     (whole := tmp_path / "whole").mkdir()
@@ -148,6 +152,7 @@ def test_losses_between_two_log_lines_survive(tmp_path):
 CONTRASTIVE = ("--objective", "flow", "--contrastive-weight", 0.05)
 
 
+@pytest.mark.slow
 def test_a_contrastive_run_goes_on_with_the_same_partners(tmp_path):
     """The same bits after a resume; with several ranks, the same losses but for rounding."""
     for name, steps in (("whole", [9]), ("cut", [4, 9])):
@@ -177,6 +182,7 @@ def test_contrastive_flow_matching_is_for_flows(tmp_path):
 ALIGNED = ("--align-weight", 0.5)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_projector_goes_on_in_the_same_bits(tmp_path):
     """Its weights resume from a file of their own; nothing that is made of the run has them."""
     for name, steps in (("whole", [9]), ("cut", [4, 9])):
@@ -205,12 +211,14 @@ def test_a_run_with_a_projector_goes_on_in_the_same_bits(tmp_path):
     assert_refused(command(whole, 12, "--align-weight", 0.25), "--align-weight (0.5 -> 0.25)")
 
 
+@pytest.mark.slow
 def test_changed_options_are_refused_by_name(uninterrupted):
     for option, value in [("--lr", 2e-3), ("--seed", 12), ("--global-batch", 12), ("--depth", 3), ("--objective", "flow"),
                           ("--ema-decay", 0.99), ("--weight-decay", 0.1)]:
         assert_refused(command(uninterrupted, 130, option, value), option)
 
 
+@pytest.mark.slow
 def test_harmless_changes_pass_and_rounding_warns(uninterrupted, tmp_path):
     train(tmp_path, 10)
     result = train(tmp_path, 20, "--recompute", "all", "--log-every", 5)
@@ -220,6 +228,7 @@ def test_harmless_changes_pass_and_rounding_warns(uninterrupted, tmp_path):
     assert "--micro-batch (4 -> 3)" in result.stderr and "2 threads" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_compute_dtype_may_change(tmp_path):
     for steps, dtype in [(10, "f32"), (20, "bf16"), (30, "fp16"), (40, "f32")]:
         train(tmp_path, steps, "--compute-dtype", dtype)
@@ -233,6 +242,7 @@ def limit_file_size(size):
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path):
     train(tmp_path, 40)
     before = checkpoint(tmp_path, 40)
@@ -246,6 +256,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path):
     assert checkpoint(tmp_path, STEPS) == checkpoint(uninterrupted, STEPS)
 
 
+@pytest.mark.slow
 def test_finding_6_by_products_do_not_end_training(tmp_path):
     def trained_without(steps):
         """What the run warns of: {name: cause}."""
@@ -292,6 +303,7 @@ def cosine(progress):
     return 1e-3 * (1 + math.cos(math.pi * min(1, progress))) / 2
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_the_run_and_its_schedule(tmp_path):
     train(tmp_path, 10**6, "--max-minutes", 0.03, "--lr-schedule", "cosine")
     lines = [line for line in log_lines(tmp_path) if "lr" in line]
@@ -304,6 +316,7 @@ def test_a_time_limit_ends_the_run_and_its_schedule(tmp_path):
         assert cosine(latest / 1.8) - 1e-12 <= rate <= cosine(earliest / 1.8) + 1e-12
 
 
+@pytest.mark.slow
 def test_impossible_options_are_one_line(tmp_path):
     cases = [
         (["--micro-batch", 7], "--micro-batch"), (["--lr", -1], "--lr"), (["--ema-decay", "1.5"], "--ema-decay"),
@@ -318,6 +331,7 @@ def test_impossible_options_are_one_line(tmp_path):
         assert not (tmp_path / "run" / "checkpoints").exists() or not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_recipes(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('# widths\nlr = 2e-3\nglobal-batch = 4\nema-decay = [0.9]\nmicro-batch = 2\nobjective = "flow"\n')

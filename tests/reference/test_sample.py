@@ -192,6 +192,7 @@ def test_run_folder_by_class_name(run_folder, tmp_path):
                for a, c in zip(pictures(tmp_path / "a").values(), pictures(tmp_path / "c").values()))
 
 
+@pytest.mark.slow
 def test_killed_sampling_goes_on(run_folder, tmp_path):
     count, steps = (40, 100) if FULL else (20, 60)
     common = ["--run", run_folder, "--num-images", count, "--classes", "all", "--num-sampling-steps", steps]
@@ -329,6 +330,7 @@ def stable_diffusion(tmp_path_factory):
 @pytest.mark.parametrize("sampler, steps, strength, objective", [
     ("ddim", 10, 0.6, "epsilon"), ("dpmpp_2m", 12, 0.72, "epsilon"), ("dpmpp_2m", 20, 1.0, "v_prediction"),
     ("euler", 9, 0.35, "epsilon"), ("unipc", 10, 0.5, "epsilon")])
+@pytest.mark.slow
 def test_starting_from_a_picture_equals_the_pipeline(stable_diffusion, tmp_path, sampler, steps, strength, objective):
     folder, parts, common = stable_diffusion
     sample(*common, "--image", folder / "picture.png", "--strength", strength, "--sampler", sampler, "--objective",

@@ -378,6 +378,8 @@ def test_iddpm_ddim_equation(conformance, config):
     (dict(type="ddim", steps=5, eta="0"), "expected eta to be a number"),
     (dict(type="ddim", steps=5, scheduler=dict(trained_betas=[0.1, "x"])), "expected trained_betas to be a list of numbers"),
     (dict(type="flow_euler", steps=5, sigmas="linear"), "expected sigmas to be a list of numbers"),
+    (dict(type="pixart_dpms", steps=5, prediction_type="flow_prediction"), "flow_prediction needs flow_euler or dpmpp"),
+    (dict(type="unipc", steps=5, scheduler=dict(final_sigmas_type="zero", lower_order_final=False)), "needs lower_order_final"),
     (dict(type=None), "iddpm_ddim"),
 ])
 def test_bad_configs_are_named(conformance, config, message):

@@ -125,6 +125,7 @@ def ask_by_file(run, name):
 # --- pages ---
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_is_its_report(run, browser):
     with Served(run) as served:
         page = browser.open(served.address)
@@ -136,6 +137,7 @@ def test_the_page_of_a_run_is_its_report(run, browser):
         assert page.evaluate("performance.getEntriesByType('resource').every(one => one.name.startsWith(location.origin))")
 
 
+@pytest.mark.slow
 def test_curves_arrive_while_the_page_is_open(tmp_path, browser):
     run = hand_made(tmp_path / "a run", "".join(line(step, 1 / step) for step in range(1, 11)))
     with Served(run) as served:
@@ -196,6 +198,7 @@ def test_a_run_that_is_no_run_is_refused(tmp_path):
 # --- requests ---
 
 
+@pytest.mark.slow
 def test_buttons_ask_a_run(tmp_path, browser):
     out = tmp_path / "run"
     process = Training(out)
@@ -239,6 +242,7 @@ def test_a_shell_asks_a_run(tmp_path, ranks):
     assert (out / f"checkpoints/step-{steps:08}/train_state.json").exists()
 
 
+@pytest.mark.slow
 def test_requests_change_no_number(tmp_path):
     out, plain = tmp_path / "asked", tmp_path / "plain"
     process = Training(out)
@@ -292,6 +296,7 @@ def test_a_run_that_draws_no_grids_says_so(tmp_path):
 # --- the playground ---
 
 
+@pytest.mark.slow
 def test_the_playground_draws_what_kiln_sample_draws(run, browser, tmp_path):
     with Served(run) as served:
         page = browser.open(served.address)
@@ -378,6 +383,7 @@ def test_no_request_names_a_file(run):
     assert os.listdir(run / "requests") == []
 
 
+@pytest.mark.slow
 def test_what_is_too_much_is_refused(run):
     with Served(run) as served:
         assert served.ask("POST", "/0/draw", "x" * 20000)[0] == 413
@@ -404,6 +410,7 @@ def test_what_is_too_much_is_refused(run):
     slow.close()
 
 
+@pytest.mark.slow
 def test_a_hostile_page_in_another_tab_can_do_nothing(tmp_path, browser):
     """The browser has the cookie, and another local server has a page that knows everything but the token."""
     run = hand_made(tmp_path / "run", line(1, 0.5))
@@ -458,6 +465,7 @@ def test_read_only_shows_and_does_nothing(run, browser):
     assert os.listdir(run / "requests") == []
 
 
+@pytest.mark.slow
 def test_a_run_of_a_stranger_is_shown_as_text(tmp_path, browser):
     nasty = "<img src=x onerror=alert(1)>"
     run = hand_made(tmp_path / "run", line(1, 0.5, event=nasty, **{nasty: nasty}) + '{"step": "x", "loss": {}}\n{"event": "stage", "step": "1"}\n'

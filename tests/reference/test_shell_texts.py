@@ -35,6 +35,7 @@ def complete(tmp_path_factory):
     return offered
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_options_and_values(complete):
     assert complete("") == set(commands()) and len(commands()) > 13
     assert complete("ex") == {"extract"}
@@ -72,18 +73,21 @@ def test_fish_offers_what_bash_does(tmp_path):
         assert {row.split("\t")[0] for row in result.stdout.splitlines()} == expected, result.stderr
 
 
+@pytest.mark.slow
 def test_another_shell_is_refused(kiln):
     result = kiln("completion", "tcsh")
     assert result.returncode == 1 and result.stderr == 'kiln completion: expected bash, zsh or fish, got "tcsh"\n'
 
 
 @pytest.mark.parametrize("command", [["man"], ["--help"], ["models", "--json"]])
+@pytest.mark.slow
 def test_a_text_that_cannot_be_written_is_an_error(command):
     with open("/dev/full", "w") as full:
         result = subprocess.run([program("kiln"), *command], stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 1 and re.fullmatch(r"kiln.*: cannot write the output.*\n", result.stderr), result.stderr
 
 
+@pytest.mark.slow
 def test_the_page_for_man_has_every_option(tmp_path):
     page = tmp_path / "kiln.1"
     page.write_text(succeed("man").stdout)

@@ -126,6 +126,7 @@ def test_losses_are_told_apart_by_source(two_stages, stores):
 
 
 @pytest.mark.parametrize("kills, every", [(30, 3), (10, 1)] if FULL else [(4, 3)])
+@pytest.mark.slow
 def test_kills_across_boundaries_change_nothing(two_stages, tmp_path, kills, every):
     """Every other kill that is near enough hits the step between the stages. A run that ends before its next kill is compared and
     begun afresh."""
@@ -212,6 +213,7 @@ def test_damaged_checkpoints_lead_back_to_a_stage_that_is_fitted_then(stores, tm
     assert saved(out, 8) == whole
 
 
+@pytest.mark.slow
 def test_what_slows_the_machine_is_said_once(stores, tmp_path, monkeypatch):
     """Beside a profile of a much faster moment there is always something to say."""
     monkeypatch.setenv("KILN_PROFILES", str(tmp_path / "profiles"))
@@ -318,6 +320,7 @@ def test_going_on_needs_minutes(stores, tmp_path):
 # --- stores that grow
 
 
+@pytest.mark.slow
 def test_a_store_grows_and_a_run_keeps_what_it_had(stores, tmp_path):
     write_pictures(tmp_path / "pictures", 0, 20)
     store = tmp_path / "store"
@@ -368,6 +371,7 @@ def test_an_interrupted_append_leaves_the_store_and_goes_on(stores, tmp_path):
     assert json.loads((part / "store.json").read_text())["num_samples"] == 300
 
 
+@pytest.mark.slow
 def test_the_way_of_the_guide(tmp_path):
     """So many pictures for 4 epochs, a look, half as many more, 5 epochs at another rate. In full with Openclipart."""
     pictures, count = tmp_path / "pictures", 40
@@ -429,6 +433,7 @@ def test_a_plan_of_stages_has_the_worst_memory_and_the_sum_of_times(two_stages):
 # --- bad input, one line each
 
 
+@pytest.mark.slow
 def test_bad_stages_are_refused_before_anything_is_trained(stores, tmp_path):
     first = {"data": str(stores / "a"), "steps": 2}
 
@@ -457,6 +462,7 @@ def write(path, text):
     return path
 
 
+@pytest.mark.slow
 def test_stores_that_do_not_fit_are_refused(stores, tmp_path):
     from diffusers import AutoencoderKL
 
@@ -497,6 +503,7 @@ def caption_pictures(folder, first, count):
             file.write(json.dumps({"file_name": f"{index:04}.png", "text": unequal_caption(index)}) + "\n")
 
 
+@pytest.mark.slow
 def test_captions_grow_with_their_store_and_stages_change_size(captioned, tmp_path):
     pictures, small, large = tmp_path / "pictures", tmp_path / "small", tmp_path / "large"
     caption_pictures(pictures, 0, 10)

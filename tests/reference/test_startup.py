@@ -29,6 +29,7 @@ def commands():
     return [[], *([name] for name in names), ["store", "import"], ["store", "inspect"], ["store", "verify"]]
 
 
+@pytest.mark.slow
 def test_texts_of_the_build_are_those_of_the_program():
     """With KILN_CPU, which may be refused, the program makes them itself."""
     questions = [[*command, *asked] for command in commands() for asked in (["--help"], ["-h"], ["--help", "all"])]
@@ -40,6 +41,7 @@ def test_texts_of_the_build_are_those_of_the_program():
         assert ready.returncode == 0 and ready.stdout, question
 
 
+@pytest.mark.slow
 def test_other_questions_are_parsed():
     for arguments in (["--help", "--version"], ["train --help"], ["train", "--help", "some"], ["completion", "tcsh"], [""]):
         ready = subprocess.run([program("kiln"), *arguments], capture_output=True, text=True, env=WITHOUT_LEVEL)

@@ -110,6 +110,7 @@ def test_pixart_caption_features_become_a_text_store(tmp_path):
     assert_fails("the caption of 3.npy is missing", *arguments, "--out", tmp_path / "missing")
 
 
+@pytest.mark.slow
 def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
     """Caches of tools/extract_features.py --multi_scale, with the data_info.json that they were made of."""
     rng = np.random.default_rng(4)

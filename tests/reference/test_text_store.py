@@ -79,6 +79,7 @@ def extract(data, out, encoder, *more):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_features_are_those_of_transformers(encoders, tmp_path, family):
     _, tokenizer_class, model_class, _ = FAMILIES[family]
     tokenizer, model = tokenizer_class.from_pretrained(encoders[family]), model_class.from_pretrained(encoders[family]).eval()
@@ -218,6 +219,7 @@ def test_layouts(encoders, tmp_path, layout):
     assert sorted(read_text_store(tmp_path / "store" / "text-bert")[3]) == [["one"], ["three"], ["two"]]
 
 
+@pytest.mark.slow
 def test_text_is_added_to_a_store_and_the_same_command_continues(kiln, encoders, tmp_path):
     out = tmp_path / "store"
     data = write_metadata(tmp_path / "data", [f"picture number {index}" for index in range(40)])
@@ -265,6 +267,7 @@ def test_ranks_write_the_same_store(encoders, tmp_path):
         assert path.read_bytes() == (tmp_path / "store-2" / "text-bert" / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(kiln, encoders, tmp_path):
     data, out = write_metadata(tmp_path / "data", [{}, {}]), tmp_path / "store"
     checks = [(["--text-encoder", encoders["bert"]], "none of the 2 samples"), (["--text-encoder", tmp_path / "none"], "no folder"),

@@ -95,6 +95,7 @@ def features_of(store):
     return {path.name: path.read_bytes() for path in sorted((store / "text-t5_encoder").glob("*.safetensors"))}
 
 
+@pytest.mark.slow
 def test_the_store_is_the_same_and_memory_within_the_limit(encoders, data, tmp_path):
     size = (encoders["wide"] / "model.safetensors").stat().st_size
     assert size > (500 if FULL else 350) * MB

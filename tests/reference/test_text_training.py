@@ -76,6 +76,7 @@ def runs(tmp_path_factory, store):
 
 
 @pytest.mark.parametrize("family", matrix(["pixart", "sana", "unet2d_condition"], ["pixart_diffusers"]))
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bitwise(tmp_path, store, runs, family):
     train(store, family, tmp_path / "run", 2)
     train(store, family, tmp_path / "run", 5)
@@ -126,6 +127,7 @@ def buckets(tmp_path_factory, encoders):
 
 
 @pytest.mark.parametrize("family, extra", matrix([("pixart", ["--model-config", '{"micro_condition": true}'])], [("sana", [])]))
+@pytest.mark.slow
 def test_buckets(tmp_path, buckets, family, extra):
     train(buckets, family, tmp_path / "whole", 9, *extra, "--memory-budget", "auto", "--validation-data", buckets, "--validate-every", 9)
     train(buckets, family, tmp_path / "parts", 4, *extra)
@@ -141,6 +143,7 @@ def test_buckets(tmp_path, buckets, family, extra):
 
 
 @pytest.mark.parametrize("kills, every", [(20, 3), (20, 1)] if FULL else [(3, 2)])
+@pytest.mark.slow
 def test_kills_on_buckets_change_nothing(tmp_path, buckets, kills, every):
     """With a checkpoint after every step most kills fall into the writing of one."""
     chance = random.Random(kills + every)
@@ -187,6 +190,7 @@ def test_grids_show_captions_or_prompts(tmp_path, store, runs, encoders):
     assert "is another text encoder" in line and "--text-encoder" in line
 
 
+@pytest.mark.slow
 def test_evaluation_draws_captions(tmp_path, store):
     """--evaluate-every of a model that takes captions: those of the data, which the protocol counts and hashes."""
     out, real = tmp_path / "run", store.parent / "pictures"
@@ -208,6 +212,7 @@ def test_evaluation_draws_captions(tmp_path, store):
     assert hashes[0] != hashes[1] and hashes[0]["count"] == 1
 
 
+@pytest.mark.slow
 def test_a_text_run_is_evaluated_on_its_own_captions(tmp_path, store):
     """kiln evaluate RUN draws for the captions that the run holds out, or for --prompts; without its data it names that."""
     data = shutil.copytree(store, tmp_path / "data")
@@ -239,6 +244,7 @@ def pictures(folder):
 
 
 @pytest.mark.parametrize("family", matrix(["pixart", "sana", "unet2d_condition"], ["pixart_diffusers"]))
+@pytest.mark.slow
 def test_a_prompt_and_seed_give_one_picture(tmp_path, runs, family):
     def draw(name, *options):
         succeed("sample", "--run", runs(family), "--seed", 4, "--out", tmp_path / name, *options)
@@ -260,6 +266,7 @@ def test_a_prompt_and_seed_give_one_picture(tmp_path, runs, family):
     assert (draw("strong", *strong)[0] != draw("negative", *strong, "--negative-prompt", "two birds")[0]).any()
 
 
+@pytest.mark.slow
 def test_other_sizes(tmp_path, runs):
     succeed("sample", "--run", runs("pixart"), "--num-sampling-steps", 2, "--prompt", "red", "--num-images", 1, "--height", 24,
             "--width", 12, "--out", tmp_path / "wide")
@@ -273,6 +280,7 @@ def test_other_sizes(tmp_path, runs):
                                                tmp_path / "odd")
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(tmp_path, store, runs):
     arguments = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--out", tmp_path / "run", "--max-steps", 1]
     assert "choose one of bert, clip_text with --text" in refusal("train", "--data", store, *arguments)

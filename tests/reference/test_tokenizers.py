@@ -154,6 +154,7 @@ def differences(got, want, texts):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.slow
 def test_ids_equal_transformers(conformance, tmp_path, folders, kind):
     texts = lines() + MARKERS[kind]
     reference = CLASSES[kind].from_pretrained(folders[kind])
@@ -201,6 +202,7 @@ def test_truncation_padding_and_pairs(conformance, tmp_path, folders, kind, padd
         assert outputs["attention_mask"].tolist() == want["attention_mask"].tolist()
 
 
+@pytest.mark.slow
 def test_settings_of_wordpiece(conformance, tmp_path, folders):
     """Each option alone, and without any config."""
     texts = lines()[::40] + MARKERS["wordpiece"]
@@ -256,6 +258,7 @@ def test_user_defined_pieces_are_those_of_sentencepiece(conformance, tmp_path, f
     assert not differences(got, [model.encode(text) for text in texts], texts)
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(conformance, tmp_path, folders):
     good = write_lines(tmp_path / "good.jsonl", ["a"])
     for content, expected in ((b'{"text": "a"}\n{"txt": 1}\n', "line 2"), (b"nonsense\n", "line 1 of"),

@@ -231,6 +231,7 @@ def test_cutting_a_batch_into_micro_batches_changes_nothing(conformance):
         assert torch.allclose(results[0]["grad_norms"], other["grad_norms"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_bad_recordings_are_one_line(conformance):
     batches = recording(3, batch=2)
     arguments = dict(model="dit", model_config=CONFIG, weights=DiT(**CONFIG).state_dict())

@@ -36,6 +36,7 @@ def train(*arguments):
     return succeed(*command(*arguments))
 
 
+@pytest.mark.slow
 def test_resuming_within_an_epoch_sees_the_same_samples(stores, tmp_path):
     """18 pictures, 7 a step: every epoch ends inside a batch, and the stop falls inside an epoch."""
     train(stores / "pixels", tmp_path / "whole", 12)
@@ -57,6 +58,7 @@ def test_tf32_is_an_option_of_what_computes(pictures, tmp_path):
     assert "tf32" not in (tmp_path / "samples" / "sampling.json").read_text()
 
 
+@pytest.mark.slow
 def test_encoding_is_a_phase(pictures, stores, tiny_vae, tmp_path):
     """Of pictures that are encoded on the way, and of nothing else: in the log, the report, the probe and the plan."""
     train(stores / "latents", tmp_path / "store", 2)
@@ -101,6 +103,7 @@ def test_sample_grids_are_decoded(stores, tiny_vae, tmp_path):
     assert "data:image/png;base64," in report and "http" not in report.replace("http-equiv", "")
 
 
+@pytest.mark.slow
 def test_model_settings_may_lie_in_a_file(stores, tmp_path):
     settings = tmp_path / "settings.json"
     settings.write_text('{\n  "mlp_ratio": 2\n}')
@@ -119,6 +122,7 @@ def write_other_vae(folder, like):
     AutoencoderKL.from_config(AutoencoderKL.load_config(like)).save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_a_store_knows_where_its_autoencoder_lies(pictures, tiny_vae, tmp_path):
     """Extract, train and sample with the fewest options; the run says what it misses when the autoencoder moved."""
     vae = tmp_path / "vae"
@@ -146,6 +150,7 @@ def test_a_store_knows_where_its_autoencoder_lies(pictures, tiny_vae, tmp_path):
     assert_refused(command(tmp_path / "store", tmp_path / "other", 2, *grids), "another autoencoder", str(vae))
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_fit_is_refused_with_the_remedy(pictures, stores, tiny_vae, tmp_path):
     out = tmp_path / "run"
     assert_refused(command(stores / "pixels", out, 1, "--image-size", 64), "--image-size 64", "--image-size 32")
@@ -159,6 +164,7 @@ def test_a_store_that_does_not_fit_is_refused_with_the_remedy(pictures, stores, 
     assert not list(out.glob("checkpoints/*"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_data_only(stores, tmp_path):
     train(stores / "pixels", tmp_path / "run", 2)
     write_pictures(tmp_path / "more", 19)

@@ -146,6 +146,7 @@ def saved_steps(out):
     return [int(path.name[5:]) for path in out.glob("checkpoints/step-*")]
 
 
+@pytest.mark.slow
 def test_a_link_that_loses_and_delays_changes_nothing_but_the_time(hosts, tmp_path, say):  # noqa: F811
     machines, link = hosts
     steps, alone, out = 6, tmp_path / "alone", tmp_path / "run"
@@ -161,6 +162,7 @@ def test_a_link_that_loses_and_delays_changes_nothing_but_the_time(hosts, tmp_pa
 
 
 @pytest.mark.parametrize("options", [[], ["--collective-timeout", 10]], ids=["patient", "impatient"])
+@pytest.mark.slow
 def test_a_link_that_is_cut_for_half_a_minute_is_outlived_or_named_by_both(hosts, tmp_path, say, options):  # noqa: F811
     machines, link = hosts
     alone, out = tmp_path / "alone", tmp_path / "run"

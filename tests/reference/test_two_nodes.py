@@ -64,6 +64,7 @@ def options_of(out):
     return command(out, STEPS, "--zero-stage", 2)[2:]  # without `kiln train`
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path, tools, expected):
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANKS_PER_NODE": "1"}
     run_all([[NODES / "torchrun.sh", *options_of(tmp_path / "run")]] * 2, [shared | {"NODE_RANK": str(node)} for node in range(2)], tools)
@@ -73,6 +74,7 @@ def test_torchrun(tmp_path, tools, expected):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.slow
 def test_slurm(tmp_path, tools, expected):
     run_all([[NODES / "slurm.sh", *options_of(tmp_path / "run")]], [{"MASTER_PORT": str(free_port())}], tools)
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=5e-6)
@@ -126,6 +128,7 @@ def test_containers(name):
     assert (REPOSITORY / ".dockerignore").read_text() == (REPOSITORY / ".containerignore").read_text()
 
 
+@pytest.mark.slow
 def test_containers_install_the_libraries_that_the_program_needs():
     """Those that it is linked with by itself; they bring their own."""
     if "VERSION_CODENAME=bookworm" not in open("/etc/os-release").read() or not shutil.which("objdump"):

@@ -154,6 +154,7 @@ def unet_batches(count, batch, generator):
 
 @pytest.mark.parametrize("prediction_type, snr_gamma, offset, perturbation",
                          [("epsilon", None, 0, 0), ("v_prediction", 5.0, 0, 0), ("epsilon", None, 0.1, 0.2)])
+@pytest.mark.slow
 def test_training_steps(conformance, prediction_type, snr_gamma, offset, perturbation):
     """Steps of AdamW against a PyTorch loop, whose noise is that of diffusers' training script."""
     model = model_of(TINY)

@@ -74,6 +74,7 @@ def test_the_loss_is_told_everywhere(alone):
     assert measured == pytest.approx(predicted, rel=0.05)
 
 
+@pytest.mark.slow
 def test_training_does_not_notice(alone, train, tmp_path):
     out, _ = alone
     grids = ["--sample-every", 1, "--num-samples", 2, "--num-sampling-steps", 2]
@@ -85,6 +86,7 @@ def test_training_does_not_notice(alone, train, tmp_path):
     assert len(list((tmp_path / "drawn-f32" / "samples").iterdir())) == 5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_the_same(alone, train, tmp_path):
     out, _ = alone
     for steps in (3, 4, 5):
@@ -119,6 +121,7 @@ def latents(stores, tiny_vae):
     return stores
 
 
+@pytest.mark.slow
 def test_images_are_encoded_as_a_store_of_them_is(command, train, latents, tiny_vae, tmp_path):
     """Whatever is trained on, the same loss; the weights are those of a run that does not validate."""
     vae = ["--autoencoder", tiny_vae[0]]
@@ -156,6 +159,7 @@ def test_pixels_need_no_autoencoder(train, stores, tmp_path):
     assert validation_losses(tmp_path / "images") == pytest.approx(validation_losses(tmp_path / "store"), rel=5e-4)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(command, stores, tmp_path):
     out = tmp_path / "run"
     assert_refused(command(out, 1, "--validation-data", stores / "absent"), "--validation-data", "made by kiln extract")
@@ -166,6 +170,7 @@ def test_what_does_not_fit_is_refused(command, stores, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_share_of_the_data_is_held_out(stores, tmp_path):
     """Of a store and of the pictures it was made of the same ones; what is left is what a pass takes."""
     def command(name, out, *more):
@@ -203,6 +208,7 @@ def test_what_makes_no_sense_is_a_warning(train, stores, tmp_path):
     assert "--validate-every has no effect without --validation-data" in result.stderr
 
 
+@pytest.mark.slow
 def test_ranks_with_other_held_out_samples_are_named(train, stores, tmp_path):
     from test_ranks import start_by_hand
 
