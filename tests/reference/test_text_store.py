@@ -79,7 +79,6 @@ def extract(data, out, encoder, *more):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.slow
 def test_features_are_those_of_transformers(encoders, tmp_path, family):
     _, tokenizer_class, model_class, _ = FAMILIES[family]
     tokenizer, model = tokenizer_class.from_pretrained(encoders[family]), model_class.from_pretrained(encoders[family]).eval()
