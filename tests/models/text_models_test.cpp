@@ -245,5 +245,14 @@ TEST(CompletedConfig, LeavesImpossibleCountsForTheParserToRefuse) {
   }
 }
 
+TEST(CompletedConfig, SaysNothingOfCaptionsThatAFileLacks) {
+  const auto complete = family_of("pixart_diffusers").complete;
+  WeightShapes shapes = {{"pos_embed.proj.weight", {64, 4, 2, 2}}};
+  EXPECT_EQ(complete(json::object(), shapes).at("patch_size"), 2);
+  EXPECT_FALSE(complete(json::object(), shapes).contains("caption_channels"));
+  shapes["caption_projection.linear_1.weight"] = {64, 48};
+  EXPECT_EQ(complete(json::object(), shapes).at("caption_channels"), 48);
+}
+
 }  // namespace
 }  // namespace kiln

@@ -62,7 +62,6 @@ def test_the_guides_file_trains(command, tmp_path, ranks):
     assert "resuming" in again.stdout
 
 
-@pytest.mark.slow
 def test_it_plans_and_probes(command):
     result = succeed(*command(GUIDES, "--gpu", "A100-80G", "--gpus", 4, "--global-batch", 32, "--json", command="plan"),
                      timeout=60)
