@@ -69,25 +69,18 @@ TEST_P(ProductScratch, IsWhatTheAllocatorSees) {
 }
 
 TEST(ConvolutionScratch, CountsWholeBlocksOfChannels) {
-  const auto forward = [](int64_t channels) {
-    return cpu::convolution_scratch_bytes({.batch = 2,
-                                           .in_channels = 64,
-                                           .out_channels = channels,
-                                           .kernel_elements = 9,
-                                           .in_height = 64,
-                                           .in_width = 64,
-                                           .out_pixels = 4096,
-                                           .padding = 1});
+  cpu::ConvolutionSize size{.batch = 2, .kernel_elements = 9, .in_height = 64, .in_width = 64};
+  size.out_pixels = size.in_height * size.in_width;
+  size.padding = 1;
+  const auto forward = [&](int64_t channels) {
+    size.in_channels = 64;
+    size.out_channels = channels;
+    return cpu::convolution_scratch_bytes(size);
   };
-  const auto backward = [](int64_t channels) {
-    return cpu::convolution_grad_x_scratch_bytes({.batch = 2,
-                                                  .in_channels = channels,
-                                                  .out_channels = 64,
-                                                  .kernel_elements = 9,
-                                                  .in_height = 64,
-                                                  .in_width = 64,
-                                                  .out_pixels = 4096,
-                                                  .padding = 1});
+  const auto backward = [&](int64_t channels) {
+    size.in_channels = channels;
+    size.out_channels = 64;
+    return cpu::convolution_grad_x_scratch_bytes(size);
   };
   EXPECT_EQ(forward(40), forward(48));
   EXPECT_LT(forward(8), forward(48));

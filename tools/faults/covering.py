@@ -174,7 +174,7 @@ class Runs:
         """Runs whole programs and files, the shortest first: to load torch takes longer than most tests do."""
         groups, begun = defaultdict(list), time.monotonic()
         for test in self.map["faults"].get(str(fault), []):
-            if not (self.quick and test.startswith(("tests/paths/", "tests/stations/"))):
+            if not (self.quick and test.startswith(("tests/paths/", "tests/stations/", "test_cuda"))):
                 groups[group_of(test)].append(test)
         result = self.note(fault, state="unfinished" if groups else "not covered")
         before = result["seconds"]
