@@ -172,6 +172,22 @@ at::Tensor group_norm_conv2d(const at::Tensor& x, const GroupNormLayer& norm, co
                              const std::optional<at::Tensor>& bias, const ConvolutionShape& shape,
                              at::ScalarType compute_dtype);
 
+// x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension, in f32. x (..., D) and the result have
+// one dtype; weight and bias (D).
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+
+// x * sigmoid(x).
+at::Tensor silu(const at::Tensor& x);
+
+// Moves each 2 x 2 pixels of x into four channels beside each other, (B, C, H, W) -> (B, 4 C, H / 2, W / 2),
+// and back, as ATen's pixel_unshuffle and pixel_shuffle do, but the result is channels-last on every device.
+// Each channel of an x (B, 4 C / repeats, H, W) counts `repeats` times.
+at::Tensor pixels_to_channels(const at::Tensor& x);
+at::Tensor channels_to_pixels(const at::Tensor& x, int64_t repeats = 1);
+
+// The mean over each group of neighbouring channels: x (B, C, H, W) -> (B, groups, H, W).
+at::Tensor mean_of_channels(const at::Tensor& x, int64_t groups);
+
 // Returns values that the host has computed, on a device. A dry run of a CPU copies nothing, because there
 // they already are where they are needed.
 at::Tensor on_device(const at::Tensor& host_values, at::Device device);
@@ -226,6 +242,9 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
                       at::ScalarType out_dtype);
 at::Tensor geglu(const at::Tensor& h);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+at::Tensor pixels_to_channels(const at::Tensor& x);
+at::Tensor channels_to_pixels(const at::Tensor& x, int64_t repeats);
 void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
                      std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options);
 }  // namespace reference

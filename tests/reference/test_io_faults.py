@@ -148,7 +148,7 @@ def every_trial(command):
 
 def is_of_libtorch(place):
     """Of its rendezvous and of its communication: what the program's own functions call there counts as theirs."""
-    return place.module != "-" or place.kind in NETWORK or function_of(place).startswith(("Rendezvous::", "network_device"))
+    return place.module != "-" or place.kind in NETWORK or function_of(place).startswith(("Rendezvous::", "open_gloo", "network_device"))
 
 
 def covering_trials(of_commands):

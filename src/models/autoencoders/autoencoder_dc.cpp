@@ -28,17 +28,6 @@ at::Tensor dc_features(const at::Tensor& x, at::ScalarType dtype) {
 at::Tensor to_rows(const at::Tensor& x) { return x.permute({0, 2, 3, 1}); }
 at::Tensor to_features(const at::Tensor& rows) { return rows.permute({0, 3, 1, 2}); }
 
-// Moves each 2 x 2 pixels of x into four channels beside each other, (B, C, H, W) -> (B, 4 C, H / 2, W / 2),
-// as ATen's pixel_unshuffle does, but channels-last on every device.
-at::Tensor pixels_to_channels(const at::Tensor& x) {
-  const at::Tensor rows = to_rows(x).unflatten(2, {-1, 2}).unflatten(1, {-1, 2});  // (B, h, 2, w, 2, C)
-  return to_features(rows.permute({0, 1, 3, 5, 2, 4}).flatten(3));
-}
-at::Tensor channels_to_pixels(const at::Tensor& x) {
-  const at::Tensor rows = to_rows(x).unflatten(3, {-1, 2, 2});  // (B, h, w, C, 2, 2)
-  return to_features(rows.permute({0, 1, 4, 2, 5, 3}).flatten(3, 4).flatten(1, 2));
-}
-
 Conv2d conv_without_bias(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out,
                          int64_t kernel) {
   const Init init = Init::uniform(1 / std::sqrt(static_cast<double>(in * kernel * kernel)));
@@ -60,10 +49,10 @@ struct DcNorm {
   }
 
   at::Tensor forward(const at::Tensor& x) const {
-    const at::Tensor rows = to_rows(x).to(at::kFloat);
-    const at::Tensor normed =
-        mean ? (rows - mean->value.to(at::kFloat)) * (variance->value.to(at::kFloat) + kNormEps).rsqrt()
-             : rows * (rows.square().mean(-1, /*keepdim=*/true) + kNormEps).rsqrt();
+    const at::Tensor rows = to_rows(x);
+    if (!mean) return to_features(ops::rms_norm(rows, weight->value, bias->value, kNormEps));
+    const at::Tensor normed = (rows.to(at::kFloat) - mean->value.to(at::kFloat)) *
+                              (variance->value.to(at::kFloat) + kNormEps).rsqrt();
     const at::Tensor out = normed * weight->value.to(at::kFloat) + bias->value.to(at::kFloat);
     return to_features(out.to(x.scalar_type()));
   }
@@ -82,7 +71,8 @@ struct DcResBlock {
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType dtype) const {
     const at::Tensor hidden = conv1.forward(x, dtype);
-    return x + norm.forward(conv2.forward(is_relu ? at::threshold(hidden, 0, 0) : at::silu(hidden), dtype));
+    return norm.forward(conv2.forward(is_relu ? at::threshold(hidden, 0, 0) : ops::silu(hidden), dtype))
+        .add_(x);
   }
 };
 
@@ -121,7 +111,7 @@ struct DcAttention {
     for (const Scale& scale : scales)
       all.push_back(scale.grouped.forward(scale.depthwise.forward(projection, dtype), dtype));
     const at::Tensor attended = attend(to_rows(at::cat(all, 1)));
-    return x + norm.forward(to_features(to_out.forward(attended, dtype)));
+    return norm.forward(to_features(to_out.forward(attended, dtype))).add_(x);
   }
 
  private:
@@ -146,9 +136,9 @@ struct DcGluConv {
         norm(scope.under("norm"), width, /*is_batch_norm=*/false) {}
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType dtype) const {
-    const at::Tensor hidden = depth.forward(at::silu(inverted.forward(x, dtype)), dtype);
+    const at::Tensor hidden = depth.forward(ops::silu(inverted.forward(x, dtype)), dtype);
     const auto halves = hidden.chunk(2, 1);
-    return x + norm.forward(point.forward(halves[0] * at::silu(halves[1]), dtype));
+    return norm.forward(point.forward(halves[0] * at::silu(halves[1]), dtype)).add_(x);
   }
 };
 
@@ -160,11 +150,6 @@ struct DcTransformerBlock {
     return feed_forward.forward(attention.forward(x, dtype), dtype);
   }
 };
-
-// Returns the mean over each group of neighbouring channels: (B, C, H, W) -> (B, groups, H, W).
-at::Tensor mean_of_channels(const at::Tensor& x, int64_t groups) {
-  return x.unflatten(1, {groups, -1}).mean(2);
-}
 
 // Halves the size by a strided convolution, or by a convolution and pixel unshuffling.
 struct DcDown {
@@ -180,8 +165,8 @@ struct DcDown {
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType dtype) const {
     at::Tensor halved = conv.forward(x, dtype);
-    if (shuffles) halved = pixels_to_channels(halved);
-    if (shortcut) halved = halved + mean_of_channels(pixels_to_channels(x), out);
+    if (shuffles) halved = ops::pixels_to_channels(halved);
+    if (shortcut) halved = halved + ops::mean_of_channels(ops::pixels_to_channels(x), out);
     return dc_features(halved, dtype);
   }
 };
@@ -200,9 +185,9 @@ struct DcUp {
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType dtype) const {
     at::Tensor doubled = shuffles
-                             ? channels_to_pixels(conv.forward(x, dtype))
+                             ? ops::channels_to_pixels(conv.forward(x, dtype))
                              : conv.forward(at::upsample_nearest2d(x, {2 * x.size(2), 2 * x.size(3)}), dtype);
-    if (shortcut) doubled = doubled + channels_to_pixels(at::repeat_interleave(x, 4 * out / x.size(1), 1));
+    if (shortcut) doubled = doubled + ops::channels_to_pixels(x, 4 * out / x.size(1));
     return dc_features(doubled, dtype);
   }
 };
@@ -263,7 +248,7 @@ struct AutoencoderDc::Encoder {
     if (conv_in) x = conv_in->forward(x, dtype);
     x = forward_all(blocks, x, dtype);
     const at::Tensor out = conv_out.forward(x, dtype);
-    return shortcut ? out + mean_of_channels(x, latent_channels) : out;
+    return shortcut ? out + ops::mean_of_channels(x, latent_channels) : out;
   }
 };
 
@@ -302,7 +287,7 @@ struct AutoencoderDc::Decoder {
     at::Tensor x = conv_in.forward(latents, dtype);
     if (shortcut) x = x + at::repeat_interleave(latents, x.size(1) / latents.size(1), 1);
     x = norm_out->forward(forward_all(blocks, dc_features(x, dtype), dtype));
-    x = final_relu ? at::threshold(x, 0, 0) : at::silu(x);
+    x = final_relu ? at::threshold(x, 0, 0) : ops::silu(x);
     return conv_out ? conv_out->forward(x, dtype) : forward_all(up_out, x, dtype);
   }
 };

@@ -75,6 +75,29 @@ void channel_grad_sums(const ChannelNorm& norm, const void* x, const void* grad,
 void channel_grad(const ChannelNorm& norm, const void* x, const void* grad, const float* slope,
                   const float* shift, void* grad_x, size_t pixels);
 
+// out = x / sqrt(mean(x^2) + eps) * weight + bias of rows of `width` elements, x and out of one dtype.
+struct RmsNormRows {
+  Dtype dtype;
+  size_t width;
+  const float *weight, *bias;  // (width)
+  float eps;
+};
+void rms_norm(const RmsNormRows& norm, const void* x, void* out, size_t rows);
+
+// Elements [0, n): out = in * sigmoid(in), of one dtype; out may be in.
+void silu(Dtype dtype, const void* in, void* out, size_t n);
+
+// Two rows (2 width, channels) of channels-last pixels -> out (width, 4 channels): channel 4 c + 2 y + x has
+// the pixel at y and x of its 2 x 2. And back, where each value of `in` (width, 4 channels / repeats) counts
+// `repeats` times, 1, 2 or 4.
+void pixels_to_channels(Dtype dtype, const void* top, const void* bottom, void* out, size_t width,
+                        size_t channels);
+void channels_to_pixels(Dtype dtype, const void* in, void* top, void* bottom, size_t width, size_t channels,
+                        size_t repeats);
+
+// out[i] = (in[2 i] + in[2 i + 1]) / 2 for i < n, of one dtype.
+void mean_of_pairs(Dtype dtype, const void* in, void* out, size_t n);
+
 // sums[j] = sum over i < rows of values[i * width + j], in f32 and in order of i.
 void column_sum(Dtype dtype, const void* values, size_t rows, size_t width, float* sums);
 

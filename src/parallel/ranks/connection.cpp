@@ -7,7 +7,6 @@
 #include <exception>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #ifdef USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
@@ -41,11 +40,8 @@ void GroupConnection::fail_missing(const std::string& what, Clock::duration last
 }
 
 void GroupConnection::open_backends(const std::string& prefix, const Ranks& ranks) {
-  auto gloo = c10d::ProcessGroupGloo::Options::create(patience());
-  gloo->devices.push_back(network_device(heartbeat->ranks()));
-  const int rank = static_cast<int>(ranks.rank), world_size = static_cast<int>(ranks.world_size);
-  host = c10::make_intrusive<c10d::ProcessGroupGloo>(
-      c10::make_intrusive<c10d::PrefixStore>(prefix + "host", store), rank, world_size, gloo);
+  host = open_gloo(c10::make_intrusive<c10d::PrefixStore>(prefix + "host", store), ranks, heartbeat->ranks(),
+                   patience());
   host->setTimeout(options.timeout);
   device = host;
 #ifdef USE_C10D_NCCL
@@ -57,7 +53,8 @@ void GroupConnection::open_backends(const std::string& prefix, const Ranks& rank
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = options.timeout + kAfterTheHost;
   device = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-      c10::make_intrusive<c10d::PrefixStore>(prefix + "device", store), rank, world_size, nccl);
+      c10::make_intrusive<c10d::PrefixStore>(prefix + "device", store), static_cast<int>(ranks.rank),
+      static_cast<int>(ranks.world_size), nccl);
   make_first_collective();
 #endif
 }

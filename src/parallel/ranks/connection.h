@@ -9,10 +9,6 @@
 #include "parallel/ranks/process_group_options.h"
 #include "parallel/ranks/ranks.h"
 
-namespace gloo::transport {
-class Device;
-}
-
 namespace kiln {
 
 struct GroupConnection {
@@ -38,8 +34,10 @@ struct GroupConnection {
   [[noreturn]] void fail_missing(const std::string& what, Clock::duration lasted, const std::string& why);
 };
 
-// Chooses the interface that GLOO_SOCKET_IFNAME names. Without it, chooses a loopback interface if all ranks
-// are on this machine, else the one that packets to the rendezvous leave from. Throws if there is none.
-std::shared_ptr<gloo::transport::Device> network_device(const Ranks& ranks);
+// Opens Gloo for rank `members.rank` of `members.world_size`. Chooses the interface that GLOO_SOCKET_IFNAME
+// names. Without it, chooses a loopback interface if all ranks of the run, `all`, are on this machine, else
+// the one that packets to the rendezvous leave from. Throws if there is none.
+c10::intrusive_ptr<c10d::Backend> open_gloo(c10::intrusive_ptr<c10d::Store> store, const Ranks& members,
+                                            const Ranks& all, std::chrono::milliseconds patience);
 
 }  // namespace kiln

@@ -41,8 +41,6 @@ std::string own_address_towards(const std::string& host) {
   return text.starts_with("127.") || text == "::1" ? "" : text;
 }
 
-}  // namespace
-
 // Gloo's own default is the address of the host name, which on Debian is a loopback one.
 std::shared_ptr<gloo::transport::Device> network_device(const Ranks& ranks) {
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"))
@@ -52,6 +50,16 @@ std::shared_ptr<gloo::transport::Device> network_device(const Ranks& ranks) {
   const std::string address = own_address_towards(ranks.master_addr);
   return address.empty() ? c10d::ProcessGroupGloo::createDefaultDevice()
                          : c10d::ProcessGroupGloo::createDeviceForHostname(address);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> open_gloo(c10::intrusive_ptr<c10d::Store> store, const Ranks& members,
+                                            const Ranks& all, std::chrono::milliseconds patience) {
+  auto options = c10d::ProcessGroupGloo::Options::create(patience);
+  options->devices.push_back(network_device(all));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), static_cast<int>(members.rank),
+                                                     static_cast<int>(members.world_size), options);
 }
 
 }  // namespace kiln
