@@ -77,7 +77,7 @@ struct Arguments {
 
 Json run_case(const Arguments& arguments, size_t number) {
   const Json drawn = draw_case(arguments.seed, number);
-  const TrainOptions options = options_of(drawn);
+  const TrainOptions options = drawn_options(drawn);
   const DataShape data = timed_shape(options);
   const std::vector<Span> spans = trace_step(options, data, DryRunDevice::kCpu).spans;
   MachineProfile machine = find_profile("cpu");

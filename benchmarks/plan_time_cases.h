@@ -87,7 +87,7 @@ inline void draw_common(Draws& draws, Json& drawn) {
   drawn["ema-decay"] = draws.one_of({"0.9999", "none"});
 }
 
-inline TrainOptions options_of(const Json& drawn) {
+inline TrainOptions drawn_options(const Json& drawn) {
   TrainOptions options;
   for (const auto& [name, value] : drawn.items()) set_option(options, name, value);
   return options;
@@ -115,7 +115,7 @@ inline Json draw_case(uint32_t seed, size_t number) {
     Json drawn = kFamilies[number % std::size(kFamilies)](draws);
     draw_common(draws, drawn);
     try {
-      const TrainOptions options = options_of(drawn);
+      const TrainOptions options = drawn_options(drawn);
       if (is_measurable(trace_step(options, timed_shape(options), DryRunDevice::kCpu))) return drawn;
     } catch (const Error&) {
       continue;  // these options do not go together

@@ -22,7 +22,7 @@ CASES = {
     "`kiln --help`": ["--help"],
     "LibTorch alone": ["--version"],
     "`kiln plan`, the demo": ["plan", "--recipe", REPOSITORY / "recipes/demo.toml", "--data", "synthetic", "--device", "cpu"],
-    "`kiln plan`, DiT-XL/2 on an A100": ["plan", "--model", "DiT-XL/2", "--plan-for", "A100-80G", "--data", "synthetic"],
+    "`kiln plan`, DiT-XL/2 on four RTX 4090": ["plan", "--model", "DiT-XL/2", "--image-size", "512", "--gpu", "RTX-4090", "--gpus", "4"],
     "`kiln train`, the demo's first step": TRAIN,
 }
 WITH_LIBRARIES = "LibTorch alone"
@@ -30,7 +30,7 @@ WITH_LIBRARIES = "LibTorch alone"
 GOALS = {
     "`kiln --help`": (0.05, None),
     "`kiln plan`, the demo": (0.2, WITH_LIBRARIES),
-    "`kiln plan`, DiT-XL/2 on an A100": (0.2, WITH_LIBRARIES),
+    "`kiln plan`, DiT-XL/2 on four RTX 4090": (0.2, WITH_LIBRARIES),
     "`kiln train`, the demo's first step": (1.5, None),
 }
 
