@@ -86,6 +86,26 @@ TEST_F(InstructionSets, GeluAndGroupNorm) {
   }
 }
 
+TEST_F(InstructionSets, Features) {
+  const at::NoGradGuard no_grad;
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = randn({2, 76, 4, 6}, dtype, 1).contiguous(at::MemoryFormat::ChannelsLast),
+                     weight = randn({6}, at::kFloat, 2);
+    expect_agreement(
+        [&] {
+          return Tensors{ops::silu(x), rms_norm(x, weight, weight, 1e-5), mean_of_channels(x, 38),
+                         mean_of_channels(x, 19)};
+        },
+        dtype == at::kFloat ? 1e-5 : 1.0 / 128);
+    expect_agreement(
+        [&] {
+          return Tensors{pixels_to_channels(x), channels_to_pixels(x), channels_to_pixels(x, 2),
+                         channels_to_pixels(x, 4)};
+        },
+        0);
+  }
+}
+
 TEST_F(InstructionSets, GradientOfAConvolutionsWeight) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto pixels = [&](int64_t channels, uint64_t seed) {
