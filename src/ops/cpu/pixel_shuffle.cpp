@@ -15,7 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
-// Calls body(value) with an unsigned value of so many bytes.
+// Calls body(value) with an unsigned value of the size of an element.
 template <class Body>
 HWY_INLINE void with_size(Dtype dtype, const Body& body) {
   dtype_size(dtype) == 4 ? body(uint32_t()) : body(uint16_t());

@@ -111,8 +111,7 @@ at::Tensor pixels_to_channels(const at::Tensor& x) {
 at::Tensor channels_to_pixels(const at::Tensor& x, int64_t repeats) {
   if (x.dim() != 4 || repeats < 1 || x.size(1) * repeats % 4 != 0)
     fail("channels_to_pixels", "expected x (B, 4 C / {}, H, W), got {}", repeats, fmt::join(x.sizes(), "x"));
-  if (!is_one_pass(x) || (repeats > 1 && repeats != 2 && repeats != 4))
-    return reference::channels_to_pixels(x, repeats);
+  if (!is_one_pass(x) || 4 % repeats != 0) return reference::channels_to_pixels(x, repeats);
   OpMark mark("kiln::channels_to_pixels", x);
   const at::Tensor small = rows_of(x).contiguous();
   const at::Tensor large = at::empty(
