@@ -22,9 +22,9 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/attention.h"
+#include "ops/caption_attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/gelu.h"
-#include "ops/long_attention.h"
 #include "ops/matrix_products.h"
 #include "ops/ops.h"
 

@@ -23,18 +23,21 @@ at::Tensor aten_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 }
 
 constexpr auto kFusedAttention = on_all(aten_attention, planned::fused_attention);
+// On both kinds of CPU: a planned one has the loop that does nothing.
+constexpr Kernel<decltype(cpu::fused_attention)> kOwnFused{.cpu = cpu::fused_attention,
+                                                           .planned_cpu = cpu::fused_attention};
 constexpr Kernel<decltype(cuda::attention_engine)> kEngine{.cpu = cpu::attention_engine,
                                                            .cuda = cuda::attention_engine,
                                                            .planned_cpu = cpu::attention_engine,
                                                            .planned_cuda = cpu::attention_engine};
 constexpr Kernel<decltype(cuda::attention)> kAttention{.cpu = cpu::attention,
                                                        .cuda = cuda::attention,
-                                                       .planned_cpu = planned::attention_of_cpu,
+                                                       .planned_cpu = cpu::attention,
                                                        .planned_cuda = planned::attention_of_cuda};
 constexpr Kernel<decltype(cuda::attention_backward)> kAttentionGrad{
     .cpu = cpu::attention_backward,
     .cuda = cuda::attention_backward,
-    .planned_cpu = planned::attention_backward_of_cpu,
+    .planned_cpu = cpu::attention_backward,
     .planned_cuda = planned::attention_backward_of_cuda};
 
 constexpr Kernel<decltype(cuda::packed)> kPack{.cuda = cuda::packed, .planned_cuda = planned::packed};
@@ -100,7 +103,13 @@ at::Tensor packed_attention(const at::Tensor& qkv, double scale) {
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const at::Tensor& mask, std::optional<double> scale) {
-  return kFusedAttention.on(q)(q, k, v, mask.defined() ? std::optional(mask) : std::nullopt, scale);
+  const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
+  const auto own = kOwnFused.serving(q);
+  if (!own || !cpu::serves_fused(q, k, v, given)) return kFusedAttention.on(q)(q, k, v, given, scale);
+  OpMark mark("kiln::fused_attention", q, k, v, mask);
+  const at::Tensor out = own(q, k, v, given, scale);
+  mark.outputs(out);
+  return out;
 }
 
 at::Tensor packed_attention(const at::Tensor& qkv, double scale) {

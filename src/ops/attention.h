@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,13 @@ inline at::Tensor attention_heads(const at::Tensor& qkv, int64_t which) {
   return qkv.select(2, which).transpose(1, 2);
 }
 
+// The arguments of ragged_attention.
+struct AttentionRows {
+  at::Tensor q, k, v;
+  std::vector<int64_t> offsets;
+  double scale;
+};
+
 namespace cpu {
 // Returns kCpu for f32, bf16 and fp16, else kNone.
 AttentionEngine attention_engine(const at::Tensor& qkv, double scale);
@@ -51,6 +59,15 @@ AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine e
 // grad_out has the shape of result.out and is contiguous.
 AttentionGrads attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                                   const AttentionResult& result, const AttentionPass& pass);
+// `out` and `grad_out` are (B, N, H, d), contiguous; gradients are shaped like q, k and v.
+AttentionResult ragged_attention(const AttentionRows& rows);
+AttentionGrads ragged_attention_backward(const at::Tensor& grad_out, const AttentionRows& rows,
+                                         const AttentionResult& result);
+// fused_attention, forward alone, of what serves_fused() is true for.
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const std::optional<at::Tensor>& mask, std::optional<double> scale);
+bool serves_fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const std::optional<at::Tensor>& mask);
 }  // namespace cpu
 
 namespace cuda {

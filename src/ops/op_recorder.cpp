@@ -167,6 +167,7 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
        [](OpRecord& op, const Tensors& in) {
          set_product(op, in[0].numel() / in[0].size(-1), in[1].size(0), in[1].size(1));
        }},
+      {"kiln::fused_attention", set_fused_attention},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", set_fused_attention},
       {"aten::_scaled_dot_product_flash_attention", set_fused_attention},
       {"aten::_scaled_dot_product_efficient_attention", set_fused_attention},

@@ -1,21 +1,17 @@
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <fmt/ranges.h>
-
-#include <hwy/aligned_allocator.h>
-#include <algorithm>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
 #include "core/text/some_of.h"
-#include "ops/cpu/kernels.h"
+#include "ops/attention.h"
+#include "ops/caption_attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/varlen_attention.h"
 #include "ops/kernels.h"
-#include "ops/long_attention.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
 
@@ -27,135 +23,36 @@ using torch::autograd::tensor_list;
 
 using Offsets = std::vector<int64_t>;
 
-// Returns head h from token `first` on, of tokens (N, H, d), or of sample b of (B, N, H, d).
-cpu::HeadTokens tokens_from(const at::Tensor& tensor, int64_t b, int64_t first, int64_t h) {
-  const bool batched = tensor.dim() == 4;
-  const int64_t token_stride = tensor.stride(batched ? 1 : 0);
-  const int64_t element =
-      (batched ? b * tensor.stride(0) : 0) + first * token_stride + h * tensor.stride(batched ? 2 : 1);
-  return {.data = static_cast<char*>(tensor.data_ptr()) + element * tensor.element_size(),
-          .stride = static_cast<size_t>(token_stride)};
-}
+constexpr Kernel<decltype(cpu::ragged_attention)> kRagged{.cpu = cpu::ragged_attention,
+                                                          .planned_cpu = cpu::ragged_attention};
+constexpr Kernel<decltype(cpu::ragged_attention_backward)> kRaggedGrad{
+    .cpu = cpu::ragged_attention_backward, .planned_cpu = cpu::ragged_attention_backward};
 
-// Cuts the queries of a head into pieces, where heads alone would leave cores idle. The cut depends on the
-// shapes only, so sums over queries do not depend on the number of threads.
-struct Pieces {
-  int64_t count, num_queries;  // pieces; queries of each but the last
-  explicit Pieces(const at::Tensor& q) {
-    constexpr int64_t kEnough = 128, kLeast = 256;  // pieces in all; queries that pay for widening k and v
-    const int64_t wanted =
-        std::clamp<int64_t>(at::divup(kEnough, q.size(0) * q.size(2)), 1, at::divup(q.size(1), kLeast));
-    constexpr int64_t kBlock = cpu::kRaggedQueries;
-    num_queries = at::divup(at::divup(q.size(1), wanted), kBlock) * kBlock;
-    count = at::divup(q.size(1), num_queries);
-  }
-};
-
-// One piece of a head's queries.
-struct Piece {
-  int64_t b, h, index, first_query;
-  cpu::RaggedHead head;
-};
-
-// Calls body(piece, scratch) for all pieces. scratch_floats(head_dim, rows) returns the floats that one
-// needs.
-template <class Scratch, class Body>
-void for_each_piece(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Offsets& offsets,
-                    double scale, const Scratch& scratch_floats, const Body& body) {
-  const Pieces pieces(q);
-  const int64_t num_heads = q.size(2);
-  int64_t most_rows = 0;
-  for (int64_t b = 0; b < q.size(0); ++b) most_rows = std::max(most_rows, offsets[b + 1] - offsets[b]);
-  kLoop.on(q)(q.size(0) * pieces.count * num_heads, 1, [&](int64_t begin, int64_t end) {
-    const auto scratch = hwy::AllocateAligned<float>(
-        scratch_floats(static_cast<size_t>(q.size(3)), static_cast<size_t>(most_rows)));
-    if (!scratch)
-      fail("ragged_attention", "expected scratch for {} rows, got none: out of memory", most_rows);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t h = i % num_heads, index = i / num_heads % pieces.count, b = i / num_heads / pieces.count,
-                    first = index * pieces.num_queries;
-      body(Piece{.b = b,
-                 .h = h,
-                 .index = index,
-                 .first_query = first,
-                 .head = {.dtype = from_scalar_type(q.scalar_type()),
-                          .head_dim = static_cast<size_t>(q.size(3)),
-                          .num_queries = static_cast<size_t>(std::min(pieces.num_queries, q.size(1) - first)),
-                          .num_rows = static_cast<size_t>(offsets[b + 1] - offsets[b]),
-                          .scale = static_cast<float>(scale),
-                          .q = tokens_from(q, b, first, h),
-                          .k = tokens_from(k, b, offsets[b], h),
-                          .v = tokens_from(v, b, offsets[b], h)}},
-           scratch.get());
-    }
-  });
-}
-
-// Sums the pieces (pieces, T, H, d) of a gradient of rows.
-void sum_pieces(const at::Tensor& pieces, const at::Tensor& sum) {
-  const int64_t width = sum.size(1) * sum.size(2);
-  kLoop.on(sum)(sum.size(0), at::divup(16384, width), [&](int64_t begin, int64_t end) {
-    cpu::sum_partials(pieces.const_data_ptr<float>() + begin * width, static_cast<size_t>(pieces.size(0)),
-                      static_cast<size_t>(sum.numel()),
-                      static_cast<char*>(sum.data_ptr()) + begin * width * sum.element_size(),
-                      from_scalar_type(sum.scalar_type()), static_cast<size_t>((end - begin) * width));
-  });
-}
-
-// Saves q, k and v. The probabilities are as cheap to compute again as to keep.
+// On a CPU. Saves q, k, v, the output and the softmax sums.
 struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
-                            const at::Tensor& v_in, const Offsets& offsets, double scale) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const Offsets& offsets, double scale) {
     const ScratchScope scope(Scratch::kAttention);
-    OpMark mark("kiln::ragged_attention", q_in, k_in, v_in);
-    const at::Tensor q = unit_last(q_in), k = unit_last(k_in), v = unit_last(v_in);
-    const at::Tensor out = at::empty(q.sizes(), q.options());  // (B, N, H, d)
-    ctx->save_for_backward({q, k, v});
+    OpMark mark("kiln::ragged_attention", q, k, v);
+    const AttentionRows rows{unit_last(q), unit_last(k), unit_last(v), offsets, scale};
+    const AttentionResult result = kRagged.on(q)(rows);
+    ctx->save_for_backward({rows.q, rows.k, rows.v, result.out, result.log_sum});
     ctx->saved_data["offsets"] = offsets;
     ctx->saved_data["scale"] = scale;
-    for_each_piece(
-        q, k, v, offsets, scale, cpu::ragged_attention_scratch, [&](const Piece& piece, float* scratch) {
-          cpu::ragged_attention(piece.head, tokens_from(out, piece.b, piece.first_query, piece.h), scratch);
-        });
-    mark.outputs(out);
-    return out.flatten(2);
+    mark.outputs(result.out, result.log_sum);
+    return result.out.flatten(2);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const ScratchScope scope(Scratch::kAttention);
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    const Offsets offsets = ctx->saved_data["offsets"].toIntVector();
-    const double scale = ctx->saved_data["scale"].toDouble();
-    OpMark mark("kiln::ragged_attention_backward", grads[0], q, k, v);
-    const at::Tensor grad = grads[0].contiguous().view(q.sizes());
-    const at::Tensor grad_q = at::empty(q.sizes(), q.options());
-    const at::Tensor grad_k = at::empty(k.sizes(), k.options()), grad_v = at::empty(v.sizes(), v.options());
-    // With one piece per head, the sums of that piece are the gradients.
-    const int64_t num_pieces = Pieces(q).count;
-    at::Tensor pieces_k = grad_k.unsqueeze(0), pieces_v = grad_v.unsqueeze(0);
-    if (num_pieces > 1) {
-      const std::vector<int64_t> sizes = {num_pieces, k.size(0), k.size(1), k.size(2)};
-      pieces_k = at::empty(sizes, k.options().dtype(at::kFloat));
-      pieces_v = at::empty(sizes, pieces_k.options());
-    }
-    for_each_piece(
-        q, k, v, offsets, scale, cpu::ragged_attention_grad_scratch, [&](const Piece& piece, float* scratch) {
-          const int64_t row = offsets[piece.b];
-          cpu::ragged_attention_grad(piece.head, tokens_from(grad, piece.b, piece.first_query, piece.h),
-                                     tokens_from(grad_q, piece.b, piece.first_query, piece.h),
-                                     tokens_from(pieces_k, piece.index, row, piece.h),
-                                     tokens_from(pieces_v, piece.index, row, piece.h),
-                                     from_scalar_type(pieces_k.scalar_type()), scratch);
-        });
-    if (num_pieces > 1) {
-      sum_pieces(pieces_k, grad_k);
-      sum_pieces(pieces_v, grad_v);
-    }
-    zero_unowned(grad_k, offsets);
-    zero_unowned(grad_v, offsets);
-    mark.outputs(grad_q, grad_k, grad_v);
-    return {grad_q, grad_k, grad_v, at::Tensor(), at::Tensor()};
+    const AttentionRows rows{saved[0], saved[1], saved[2], ctx->saved_data["offsets"].toIntVector(),
+                             ctx->saved_data["scale"].toDouble()};
+    OpMark mark("kiln::ragged_attention_backward", grads[0], rows.q, rows.k, rows.v, saved[3], saved[4]);
+    const AttentionGrads result = kRaggedGrad.on(rows.q)(grads[0].contiguous().view(rows.q.sizes()), rows,
+                                                         {saved[3], saved[4], {}, {}});
+    mark.outputs(result.q, result.k, result.v);
+    return {result.q, result.k, result.v, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -191,6 +88,11 @@ at::Tensor unit_last(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
+void zero_unowned(const at::Tensor& rows, const std::vector<int64_t>& offsets) {
+  rows.narrow(0, 0, offsets.front()).zero_();
+  rows.narrow(0, offsets.back(), rows.size(0) - offsets.back()).zero_();
+}
+
 at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::vector<int64_t>& offsets, double scale) {
   return caption_attention(q, k, v, offsets, /*device_offsets=*/{}, scale);
@@ -204,8 +106,7 @@ at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at:
   if (const AttentionEngine engine = gpu_engine(q); engine != AttentionEngine::kNone && has_rows)
     return varlen_attention(q, k, v, offsets, device_offsets, scale, engine);
   if (!has_cpu_kernel(q) || q.numel() == 0) return reference::ragged_attention(q, k, v, offsets, scale);
-  return prefers_long_attention(q, offsets) ? long_attention(q, k, v, offsets, scale)
-                                            : RaggedAttention::apply(q, k, v, offsets, scale);
+  return RaggedAttention::apply(q, k, v, offsets, scale);
 }
 
 at::Tensor cross_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {

@@ -4,8 +4,8 @@
 
 #include "cuda/gpu_test.h"
 #include "ops/attention.h"
+#include "ops/caption_attention.h"
 #include "ops/checks.h"
-#include "ops/long_attention.h"
 
 namespace kiln::ops {
 namespace {

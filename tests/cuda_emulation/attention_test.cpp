@@ -2,9 +2,9 @@
 // (fused_attention.cpp), the way to them and back is the program's own.
 
 #include "core/allocations.h"
+#include "ops/caption_attention.h"
 #include "ops/checks.h"
 #include "ops/cuda/varlen_attention.h"
-#include "ops/long_attention.h"
 
 namespace kiln::ops {
 namespace {

@@ -177,5 +177,27 @@ TEST(FusedAttention, ADryRunAllocatesWhatTheCpuDoes) {
   }
 }
 
+// A mask for each head, of which each sample has the same, and a token that may see none.
+TEST(FusedAttention, AddsAMaskWhereNoGradientIsWanted) {
+  const at::Tensor q = randn({2, 50, 3, 24}, kF32, 1), kv = randn({2, 90, 2, 3, 24}, kF32, 2);
+  at::Tensor mask = randn({1, 3, 50, 90}, kF32, 3);
+  mask.narrow(3, 60, 30).fill_(std::numeric_limits<float>::lowest());
+  mask[0][1][7].fill_(std::numeric_limits<float>::lowest());
+  const auto attend = [&](at::ScalarType dtype) {
+    const auto heads = [&](const at::Tensor& tokens) { return tokens.to(dtype).transpose(1, 2); };
+    return std::array{heads(q), heads(kv.select(2, 0)), heads(kv.select(2, 1))};
+  };
+  const auto [q64, k64, v64] = attend(at::kDouble);
+  const at::Tensor weights =
+      at::softmax(at::matmul(q64, k64.transpose(2, 3)) * 0.3 + mask.to(at::kDouble), -1);
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType dtype : {kF32, kBf16}) {
+    const auto [q_of, k_of, v_of] = attend(dtype);
+    const at::Tensor out = fused_attention(q_of, k_of, v_of, mask.expand({2, 3, 50, 90}), 0.3);
+    EXPECT_EQ(out.sizes(), q_of.sizes());
+    expect_close(out, at::matmul(weights, v64), 4 * tolerance_of(dtype));
+  }
+}
+
 }  // namespace
 }  // namespace kiln::ops

@@ -1,7 +1,7 @@
 #include <limits>
 
+#include "ops/caption_attention.h"
 #include "ops/checks.h"
-#include "ops/long_attention.h"
 
 namespace kiln::ops {
 namespace {
@@ -75,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(
                       RaggedCase{130, 1, 33, 67, {0, 1, 67}, kF32},    // more than a block, odd sizes
                       RaggedCase{600, 2, 8, 20, {1, 8, 8, 19}, kF32},  // queries in pieces
                       RaggedCase{700, 1, 32, 7, {0, 7}, kBf16},        // likewise
-                      RaggedCase{20, 1, 16, 900, {3, 200, 200, 899}, kBf16}));  // ATen's flash attention
+                      RaggedCase{20, 1, 16, 900, {3, 200, 200, 899}, kBf16}));  // more than a panel
 
 TEST(RaggedAttention, GradcheckInF64) {
   gradcheck(attended({0, 2, 2, 5}),
@@ -96,11 +96,11 @@ TEST(CrossAttention, EqualsAMaskOverAllRows) {
 }
 
 // All samples at once give the bits that each gives alone, forward and backward, and a dry run takes as much.
-TEST(LongAttention, TakesSamplesOfEquallyManyRowsAtOnce) {
+TEST(RaggedAttention, ASampleGivesItsBitsAlone) {
   const RaggedCase all{40, 2, 16, 900, {0, 300, 600, 900}, kBf16};
   const Tensors inputs = ragged_inputs(all);
   const auto apply = [](const Offsets& offsets) -> Function {
-    return [=](const Tensors& in) { return long_attention(in[0], in[1], in[2], offsets, kScale); };
+    return [=](const Tensors& in) { return ragged_attention(in[0], in[1], in[2], offsets, kScale); };
   };
   const at::Tensor out = apply(all.offsets)(inputs);
   expect_close(out, masked(inputs, all.offsets), 4 * tolerance_of(kBf16));
@@ -108,7 +108,7 @@ TEST(LongAttention, TakesSamplesOfEquallyManyRowsAtOnce) {
   const at::Tensor grad_out = randn(out.sizes(), kBf16, 4);
   const Tensors gradients = testing::gradients(apply(all.offsets), inputs, grad_out);
   for (int64_t b = 0; b < 3; ++b) {
-    // Two rows of no sample: the way of samples with different numbers of rows.
+    // Two rows of no sample.
     const auto rows_of = [&](const at::Tensor& rows) {
       return at::cat({rows.narrow(0, 300 * b, 300), rows.narrow(0, 0, 2)});
     };

@@ -57,6 +57,8 @@ const std::vector<DeviceOps>& documented_differences() {
       {{"kiln::pixels_to_channels"}, {"aten::clone"}},
       {{"kiln::channels_to_pixels"}, {"aten::clone", "aten::repeat_interleave", "aten::index_select"}},
       {{"kiln::mean_of_pairs"}, {"aten::mean"}},
+      {{"kiln::fused_attention"},
+       {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention"}},
       {{"aten::_scaled_dot_product_flash_attention_for_cpu"},
        {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention"}},
       {{"aten::_scaled_dot_product_flash_attention_for_cpu_backward"},

@@ -128,7 +128,7 @@ double ratio_in_one_row_of_tiles(double width, double num_processors) {
 double kept_attention_results(const Run& run) {
   const bool is_short = run.model == "pixart" || run.model.starts_with("PixArt-Alpha"),
              is_long = run.model == "pixart_diffusers" || run.model.starts_with("PixArt-Sigma");
-  // Only a CPU that multiplies in bf16 attends to long captions as a GPU does (ops/long_attention.h).
+  // Only a CPU that multiplies in bf16 attends to long captions as a GPU does (ops/caption_attention.h).
   const bool is_ragged = is_short || (is_long && cpu_product_dtype(at::kBFloat16) != at::kBFloat16);
   if (!is_ragged || run.dtype != at::kFloat8_e4m3fn) return 0;
   const DenoiserShape shape = build_denoiser(run.model, {}, {.outline = true})->shape();

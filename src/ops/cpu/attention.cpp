@@ -1,165 +1,129 @@
-// Attention on the CPU, head by head.
+// The operations of attention on a CPU.
+#include "ops/attention.h"
+
 #include <ATen/Parallel.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <memory>
-
 #include "core/aten.h"
-#include "core/cpu_level.h"
-#include "core/error.h"
-#include "core/threads/parallel_pieces.h"
-#include "ops/attention.h"
-#include "ops/cpu/attention_kernel.h"
-#include "ops/cpu/instruction_set.h"
+#include "ops/caption_attention.h"
+#include "ops/cpu/attention_heads.h"
+#include "ops/cpu/kernels.h"
 #include "ops/kernels.h"
+#include "ops/planned/planned.h"
 
 namespace kiln::ops::cpu {
 namespace {
 
-struct Shape {
-  int64_t batch, num_tokens, num_heads, head_dim;
-  explicit Shape(const at::Tensor& qkv)
-      : batch(qkv.size(0)), num_tokens(qkv.size(1)), num_heads(qkv.size(3)), head_dim(qkv.size(4)) {}
-  int64_t width() const { return num_heads * head_dim; }
-};
-
-AttentionType type_of(const at::Tensor& operand) {
-  return operand.scalar_type() == at::kBFloat16 ? AttentionType::kBF16 : AttentionType::kF32;
+// qkv (B, N, 3, H, d).
+AttentionHeads packed_heads(const at::Tensor& qkv, double scale) {
+  return {.q = qkv.select(2, 0), .k = qkv.select(2, 1), .v = qkv.select(2, 2), .offsets = {}, .scale = scale};
 }
 
-struct HeadKernels {
-  decltype(vector_forward_scratch)* forward_scratch;
-  decltype(vector_backward_scratch)* backward_scratch;
-  decltype(vector_forward_head)* forward;
-  decltype(vector_backward_head)* backward;
-};
-
-bool uses_avx512(AttentionType type, int64_t head_dim) {
-  return KILN_AVX512_ATTENTION && chosen_avx512() &&
-         (type == AttentionType::kF32 || (cpu_level() >= CpuLevel::kAvx512Bf16 && head_dim % 2 == 0));
+// The heads in the dtype that is computed in.
+AttentionHeads computed(AttentionHeads heads) {
+  const at::ScalarType dtype = computing_dtype(heads);
+  heads.q = heads.q.to(dtype), heads.k = heads.k.to(dtype), heads.v = heads.v.to(dtype);
+  return heads;
 }
 
-HeadKernels kernels_of(AttentionType type, int64_t head_dim) {
-#if KILN_AVX512_ATTENTION
-  if (uses_avx512(type, head_dim))
-    return {avx512_forward_scratch, avx512_backward_scratch, avx512_forward_head, avx512_backward_head};
-#endif
-  return {vector_forward_scratch, vector_backward_scratch, vector_forward_head, vector_backward_head};
+// Both results, undefined in content.
+AttentionResult results_for(const at::Tensor& q) {
+  return {at::empty(q.sizes(), q.options()),
+          at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat)),
+          {},
+          {}};
 }
 
-thread_local std::unique_ptr<void, decltype(&std::free)> scratch_memory(nullptr, std::free);
-thread_local std::size_t scratch_memory_bytes = 0;
-
-// Returns scratch of this thread, which is kept for its next call: fresh pages cost more than the work on
-// small heads.
-void* thread_scratch(std::size_t bytes) {
-  if (scratch_memory_bytes < bytes) {
-    scratch_memory.reset();
-    scratch_memory.reset(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-    scratch_memory_bytes = scratch_memory ? bytes : 0;
-    if (!scratch_memory)
-      fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
-  }
-  return scratch_memory.get();
-}
-
-// Returns the address of element 0 of (batch, token 0, part, head) in a packed projection, or in the output
-// if parts = 1.
-void* head_of(const at::Tensor& tensor, const Shape& shape, int64_t parts, int64_t part, int64_t head) {
-  const int64_t batch = head / shape.num_heads;
-  const int64_t element =
-      (batch * shape.num_tokens * parts + part) * shape.width() + head % shape.num_heads * shape.head_dim;
-  return static_cast<char*>(tensor.data_ptr()) + element * tensor.element_size();
-}
-
-void forward_heads(const at::Tensor& qkv, double scale, const at::Tensor& out, const at::Tensor& log2_sum) {
-  constexpr int64_t kRows = kVectorQueries;  // whole blocks of every kernel
-  const Shape shape(qkv);
-  const AttentionType type = type_of(qkv);
-  const HeadKernels kernels = kernels_of(type, shape.head_dim);
-  const int64_t num_heads = shape.batch * shape.num_heads, blocks = at::divup(shape.num_tokens, kRows);
-  // With few heads, the rows of a head are shared out too.
-  constexpr int64_t kEnough = 64;  // pieces in all
-  const int64_t splits = std::min(at::divup(kEnough, num_heads), blocks);
-  const int64_t rows = at::divup(blocks, splits) * kRows;
-  parallel_pieces(num_heads * splits, 1, [&](int64_t begin, int64_t end) {
-    void* scratch = thread_scratch(kernels.forward_scratch(type, shape.num_tokens, shape.head_dim));
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t head = i / splits, row = i % splits * rows;
-      const AttentionForward args{.q = head_of(qkv, shape, 3, 0, head),
-                                  .k = head_of(qkv, shape, 3, 1, head),
-                                  .v = head_of(qkv, shape, 3, 2, head),
-                                  .qkv_stride = 3 * shape.width(),
-                                  .out = head_of(out, shape, 1, 0, head),
-                                  .out_stride = shape.width(),
-                                  .log2_sum = log2_sum.data_ptr<float>() + head * shape.num_tokens,
-                                  .num_tokens = shape.num_tokens,
-                                  .head_dim = shape.head_dim,
-                                  .scale = static_cast<float>(scale)};
-      const int64_t row_end = std::min(shape.num_tokens, row + rows);
-      if (row < row_end) kernels.forward(type, args, row, row_end, scratch);
-    }
-  });
-}
-
-void backward_heads(const at::Tensor& qkv, double scale, const at::Tensor& out, const at::Tensor& log2_sum,
-                    const at::Tensor& grad_out, const at::Tensor& grad_qkv) {
-  const Shape shape(qkv);
-  const AttentionType type = type_of(qkv);
-  const HeadKernels kernels = kernels_of(type, shape.head_dim);
-  parallel_pieces(shape.batch * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
-    void* scratch = thread_scratch(kernels.backward_scratch(type, shape.num_tokens, shape.head_dim));
-    for (int64_t head = begin; head < end; ++head) {
-      const AttentionBackward args{.q = head_of(qkv, shape, 3, 0, head),
-                                   .k = head_of(qkv, shape, 3, 1, head),
-                                   .v = head_of(qkv, shape, 3, 2, head),
-                                   .qkv_stride = 3 * shape.width(),
-                                   .out = head_of(out, shape, 1, 0, head),
-                                   .grad_out = head_of(grad_out, shape, 1, 0, head),
-                                   .out_stride = shape.width(),
-                                   .log2_sum = log2_sum.data_ptr<float>() + head * shape.num_tokens,
-                                   .grad_q = head_of(grad_qkv, shape, 3, 0, head),
-                                   .grad_k = head_of(grad_qkv, shape, 3, 1, head),
-                                   .grad_v = head_of(grad_qkv, shape, 3, 2, head),
-                                   .num_tokens = shape.num_tokens,
-                                   .head_dim = shape.head_dim,
-                                   .scale = static_cast<float>(scale)};
-      kernels.backward(type, args, scratch);
-    }
+// Sums the pieces (pieces, T, H, d) of a gradient of rows.
+void sum_pieces(const at::Tensor& pieces, const at::Tensor& sum) {
+  const int64_t width = sum.size(1) * sum.size(2);
+  kLoop.on(sum)(sum.size(0), at::divup(16384, width), [&](int64_t begin, int64_t end) {
+    sum_partials(pieces.const_data_ptr<float>() + begin * width, static_cast<size_t>(pieces.size(0)),
+                 static_cast<size_t>(sum.numel()),
+                 static_cast<char*>(sum.data_ptr()) + begin * width * sum.element_size(),
+                 from_scalar_type(sum.scalar_type()), static_cast<size_t>((end - begin) * width));
   });
 }
 
 }  // namespace
 
-// Where AVX-512 does not multiply pairs of bf16, its kernel for f32 is faster than the other for bf16.
-at::ScalarType attention_dtype(const at::Tensor& qkv) {
-  const bool is_bf16 = qkv.scalar_type() == at::kBFloat16 &&
-                       (uses_avx512(AttentionType::kBF16, qkv.size(4)) || !chosen_avx512());
-  return is_bf16 ? at::kBFloat16 : at::kFloat;
-}
+at::ScalarType attention_dtype(const at::Tensor& qkv) { return computing_dtype(packed_heads(qkv, 1)); }
 
 AttentionEngine attention_engine(const at::Tensor& qkv, double) {
   return is_kernel_dtype(qkv.scalar_type()) ? AttentionEngine::kCpu : AttentionEngine::kNone;
 }
 
-AttentionResult attention(const at::Tensor& qkv_stored, double scale, AttentionEngine) {
-  const at::Tensor qkv = qkv_stored.to(attention_dtype(qkv_stored));
-  const Shape shape(qkv);
-  const at::Tensor out = at::empty({shape.batch, shape.num_tokens, shape.width()}, qkv.options());
-  const at::Tensor log2_sum =
-      at::empty({shape.batch, shape.num_heads, shape.num_tokens}, qkv.options().dtype(at::kFloat));
-  forward_heads(qkv, scale, out, log2_sum);
-  return {out.to(qkv_stored.scalar_type()), log2_sum, {}, {}};
+AttentionResult attention(const at::Tensor& stored, double scale, AttentionEngine) {
+  const at::Tensor qkv = stored.to(attention_dtype(stored));
+  const AttentionHeads heads = packed_heads(qkv, scale);
+  const AttentionResult result = results_for(heads.q);
+  attend(heads, result.out, result.log_sum);
+  return {result.out.flatten(2).to(stored.scalar_type()), result.log_sum, {}, {}};
 }
 
-AttentionGrads attention_backward(const at::Tensor& grad_stored, const at::Tensor& qkv_stored,
+AttentionGrads attention_backward(const at::Tensor& grad_stored, const at::Tensor& stored,
                                   const AttentionResult& result, const AttentionPass& pass) {
-  const at::ScalarType dtype = attention_dtype(qkv_stored);
-  const at::Tensor qkv = qkv_stored.to(dtype), grad_out = grad_stored.to(dtype), out = result.out.to(dtype);
-  const at::Tensor grad_qkv = at::empty_like(qkv);
-  backward_heads(qkv, pass.scale, out, result.log_sum, grad_out, grad_qkv);
-  return {.packed = grad_qkv.to(qkv_stored.scalar_type()), .q = {}, .k = {}, .v = {}};
+  const at::ScalarType dtype = attention_dtype(stored);
+  const at::Tensor qkv = stored.to(dtype), grads = at::empty_like(qkv);
+  const AttentionHeads heads = packed_heads(qkv, pass.scale), to = packed_heads(grads, pass.scale);
+  const auto of_heads = [&](const at::Tensor& rows) { return rows.to(dtype).view(heads.q.sizes()); };
+  attend_backward(heads, of_heads(result.out), result.log_sum, of_heads(grad_stored), {to.q, to.k, to.v});
+  return {.packed = grads.to(stored.scalar_type()), .q = {}, .k = {}, .v = {}};
+}
+
+AttentionResult ragged_attention(const AttentionRows& rows) {
+  const AttentionHeads heads = computed({rows.q, rows.k, rows.v, rows.offsets, rows.scale});
+  const AttentionResult result = results_for(heads.q);
+  attend(heads, result.out, result.log_sum);
+  return {result.out.to(rows.q.scalar_type()), result.log_sum, {}, {}};
+}
+
+AttentionGrads ragged_attention_backward(const at::Tensor& grad_out, const AttentionRows& rows,
+                                         const AttentionResult& result) {
+  const AttentionHeads heads = computed({rows.q, rows.k, rows.v, rows.offsets, rows.scale});
+  const at::ScalarType dtype = heads.q.scalar_type();
+  const auto like = [](const at::Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
+  const at::Tensor grad_q = like(heads.q), grad_k = like(heads.k), grad_v = like(heads.v);
+  HeadGrads grads{grad_q, grad_k, grad_v, pieces_of_queries(heads.q)};
+  if (grads.pieces > 1) {
+    const std::vector<int64_t> sizes = {grads.pieces, grad_k.size(0), grad_k.size(1), grad_k.size(2)};
+    grads.k = at::empty(sizes, grad_k.options().dtype(at::kFloat));
+    grads.v = at::empty(sizes, grads.k.options());
+  }
+  attend_backward(heads, result.out.to(dtype), result.log_sum, grad_out.to(dtype), grads);
+  if (grads.pieces > 1) {
+    sum_pieces(grads.k, grad_k);
+    sum_pieces(grads.v, grad_v);
+  }
+  zero_unowned(grad_k, rows.offsets);
+  zero_unowned(grad_v, rows.offsets);
+  const at::ScalarType stored = rows.q.scalar_type();
+  return {.packed = {}, .q = grad_q.to(stored), .k = grad_k.to(stored), .v = grad_v.to(stored)};
+}
+
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const std::optional<at::Tensor>& mask, std::optional<double> scale) {
+  const auto tokens = [](const at::Tensor& heads) { return unit_last(heads).transpose(1, 2); };
+  const AttentionHeads heads{.q = tokens(q),
+                             .k = tokens(k),
+                             .v = tokens(v),
+                             .offsets = {},
+                             .scale = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3)))),
+                             .mask = mask ? unit_last(*mask) : at::Tensor()};
+  const AttentionResult result = results_for(heads.q);
+  attend(heads, result.out, result.log_sum);
+  return result.out.transpose(1, 2);
+}
+
+bool serves_fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const std::optional<at::Tensor>& mask) {
+  const auto wants_gradient = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
+  const bool is_forward =
+      !at::GradMode::is_enabled() ||
+      !(wants_gradient(q) || wants_gradient(k) || wants_gradient(v) || (mask && wants_gradient(*mask)));
+  return is_forward && q.numel() > 0 && k.numel() > 0 &&
+         (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16) &&
+         (!mask || mask->scalar_type() == at::kFloat) &&
+         serves_mask({.q = q.transpose(1, 2), .k = k.transpose(1, 2), .v = v, .offsets = {}, .scale = 1});
 }
 
 }  // namespace kiln::ops::cpu

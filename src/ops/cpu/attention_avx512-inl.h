@@ -270,21 +270,29 @@ struct Scratch {
 struct Sizes {
   int64_t keys;         // number of keys, rounded up to 32: a vector of bf16
   int64_t key_units;    // units along the keys
+  int64_t queries;      // like keys
+  int64_t query_units;  // units along the queries
   int64_t dim_units;    // units along a token's elements
   int64_t dim;          // elements of a padded token
   int64_t pair_stride;  // units between rows of the probabilities; an odd number of cache lines, so that
                         // columns do not collide
 };
 template <class E>
-KILN_INLINE Sizes sizes_of(int64_t num_tokens, int64_t head_dim) {
-  const int64_t keys = round_up(num_tokens, 32);
-  return {keys, keys / E::kPerUnit, head_dim / E::kPerUnit, round_up(head_dim, 16), round_up(keys, 64) + 16};
+KILN_INLINE Sizes sizes_of(const AttentionSizes& of) {
+  const int64_t keys = round_up(of.num_keys, 32), queries = round_up(of.num_queries, 32);
+  return {.keys = keys,
+          .key_units = keys / E::kPerUnit,
+          .queries = queries,
+          .query_units = queries / E::kPerUnit,
+          .dim_units = of.head_dim / E::kPerUnit,
+          .dim = round_up(of.head_dim, 16),
+          .pair_stride = round_up(keys, 64) + 16};
 }
 
 template <class E, template <class> class Pieces>
-std::size_t scratch_bytes(int64_t num_tokens, int64_t head_dim) {
+std::size_t scratch_bytes(const AttentionSizes& sizes) {
   Scratch scratch{nullptr};
-  Pieces<E>(scratch, sizes_of<E>(num_tokens, head_dim));
+  Pieces<E>(scratch, sizes_of<E>(sizes));
   return scratch.used;
 }
 

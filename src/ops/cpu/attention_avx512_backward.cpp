@@ -23,8 +23,8 @@ struct BackwardScratch {
     keys_t = scratch.take<uint32_t>(size.keys * size.dim_units);
     values_t = scratch.take<uint32_t>(size.keys * size.dim_units);
     keys = scratch.take<uint32_t>(size.key_units * size.dim);
-    queries = scratch.take<uint32_t>(size.key_units * size.dim);
-    grads = scratch.take<uint32_t>(size.key_units * size.dim);
+    queries = scratch.take<uint32_t>(size.query_units * size.dim);
+    grads = scratch.take<uint32_t>(size.query_units * size.dim);
     p_t = scratch.take<uint32_t>(kBackwardRows / E::kPerUnit * size.pair_stride);
     ds_t = scratch.take<uint32_t>(kBackwardRows / E::kPerUnit * size.pair_stride);
     ds = E::kPerUnit == 1 ? ds_t : scratch.take<uint32_t>(kBackwardRows * size.key_units);
@@ -61,7 +61,7 @@ void row_terms(const AttentionBackward& args, int64_t row, int64_t rows, const B
 // first key.
 template <class E>
 KILN_APART void softmax_backward_tile(const BackwardScratch<E>& s, const Sizes& size, int64_t i, int64_t key,
-                                      int64_t width, int64_t num_tokens, __m512 scale) {
+                                      int64_t width, int64_t num_keys, __m512 scale) {
   for (int r = 0; r < kTileRows; r += E::kPerUnit) {
     for (int64_t j = 0; j < width; j += 32) {
       __m512 p[2][2], ds[2][2];
@@ -72,7 +72,7 @@ KILN_APART void softmax_backward_tile(const BackwardScratch<E>& s, const Sizes& 
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
           const int64_t at = (r + u) * kPanel + j + 16 * h;
-          p[u][h] = exp2_masked(first_lanes(num_tokens - key - j - 16 * h),
+          p[u][h] = exp2_masked(first_lanes(num_keys - key - j - 16 * h),
                                 _mm512_fmsub_ps(_mm512_load_ps(s.scores + at), scale, log2_sum));
           ds[u][h] = _mm512_mul_ps(p[u][h], _mm512_sub_ps(_mm512_load_ps(s.grad_p + at), delta));
         }
@@ -102,11 +102,11 @@ void softmax_backward_block(const AttentionBackward& args, const BackwardScratch
   using Scalar = typename E::Scalar;
   const __m512 scale = _mm512_set1_ps(args.scale * kLog2E);
   const uint32_t *keys = s.keys_t, *values = s.values_t;
-  for (int64_t key = 0; key < args.num_tokens; key += kPanel) {
-    const int64_t width = smaller(kPanel, round_up(args.num_tokens - key, 32));
+  for (int64_t key = 0; key < args.num_keys; key += kPanel) {
+    const int64_t width = smaller(kPanel, round_up(args.num_keys - key, 32));
     for (int64_t i = 0; i < rows; i += kTileRows) {
-      const SpreadRows q = spread_rows(static_cast<const Scalar*>(args.q) + (row + i) * args.qkv_stride,
-                                       args.qkv_stride * static_cast<int64_t>(sizeof(Scalar)), rows - i);
+      const SpreadRows q = spread_rows(static_cast<const Scalar*>(args.q) + (row + i) * args.q_stride,
+                                       args.q_stride * static_cast<int64_t>(sizeof(Scalar)), rows - i);
       const SpreadRows g =
           spread_rows(static_cast<const Scalar*>(args.grad_out) + (row + i) * args.out_stride,
                       args.out_stride * static_cast<int64_t>(sizeof(Scalar)), rows - i);
@@ -116,7 +116,7 @@ void softmax_backward_block(const AttentionBackward& args, const BackwardScratch
       multiply<E>(width / 16, g, values, width, size.dim_units, [&](int r, int c, __m512 sum) KILN_LAMBDA {
         _mm512_store_ps(s.grad_p + r * kPanel + 16 * c, sum);
       });
-      softmax_backward_tile<E>(s, size, i, key, width, args.num_tokens, scale);
+      softmax_backward_tile<E>(s, size, i, key, width, args.num_keys, scale);
     }
     keys += width * size.dim_units;
     values += width * size.dim_units;
@@ -126,10 +126,10 @@ void softmax_backward_block(const AttentionBackward& args, const BackwardScratch
 // sums (keys, dim) = or += transpose(rows of `a_t`) * b over the block's `units` of rows.
 template <class E>
 void add_transposed_product(const uint32_t* a_t, const uint32_t* b, int64_t units, bool first_block,
-                            int64_t num_tokens, const Sizes& size, float* sums) {
+                            int64_t num_keys, const Sizes& size, float* sums) {
   const __mmask16 keep = first_block ? 0 : 0xffff;
   for_column_chunks(size.dim / 16, [&](int64_t first, int64_t count) KILN_LAMBDA {
-    for (int64_t key = 0; key < num_tokens; key += kTileRows) {
+    for (int64_t key = 0; key < num_keys; key += kTileRows) {
       float* out = sums + key * size.dim + first * 16;
       multiply<E>(count, AdjacentRows{a_t + key, size.pair_stride}, b + first * 16, size.dim, units,
                   [&](int r, int c, __m512 sum) KILN_LAMBDA {
@@ -140,61 +140,61 @@ void add_transposed_product(const uint32_t* a_t, const uint32_t* b, int64_t unit
   });
 }
 
-template <class E>
-void store_rows(const float* sums, float factor, int64_t num_tokens, int64_t head_dim, int64_t dim,
-                void* rows, int64_t stride) {
-  for (int64_t i = 0; i < num_tokens; ++i)
-    for (int64_t d = 0; d < head_dim; d += 16)
-      store_floats(static_cast<typename E::Scalar*>(rows) + i * stride + d, first_lanes(head_dim - d),
+// Writes sums (keys, dim) times a factor as rows of keys.
+template <class Scalar>
+void store_rows(const AttentionBackward& args, const float* sums, float factor, int64_t dim, void* rows) {
+  for (int64_t i = 0; i < args.num_keys; ++i)
+    for (int64_t d = 0; d < args.head_dim; d += 16)
+      store_floats(static_cast<Scalar*>(rows) + i * args.grad_kv_stride + d, first_lanes(args.head_dim - d),
                    _mm512_mul_ps(_mm512_load_ps(sums + i * dim + d), _mm512_set1_ps(factor)));
 }
 
 template <class E>
 void backward_head(const AttentionBackward& args, void* memory) {
   using Scalar = typename E::Scalar;
-  const int64_t num_tokens = args.num_tokens, head_dim = args.head_dim;
-  const Sizes size = sizes_of<E>(num_tokens, head_dim);
+  const int64_t num_queries = args.num_queries, num_keys = args.num_keys, head_dim = args.head_dim;
+  const Sizes size = sizes_of<E>({num_queries, num_keys, head_dim});
   Scratch scratch{static_cast<char*>(memory)};
   const BackwardScratch<E> s(scratch, size);
-  pack_transposed<E>(args.k, args.qkv_stride, num_tokens, head_dim, s.keys_t);
-  pack_transposed<E>(args.v, args.qkv_stride, num_tokens, head_dim, s.values_t);
-  pack_rows<E>(args.k, args.qkv_stride, num_tokens, size.keys, head_dim, s.keys);
-  pack_rows<E>(args.q, args.qkv_stride, num_tokens, size.keys, head_dim, s.queries);
-  pack_rows<E>(args.grad_out, args.out_stride, num_tokens, size.keys, head_dim, s.grads);
+  pack_transposed<E>(args.k, args.k_stride, num_keys, head_dim, s.keys_t);
+  pack_transposed<E>(args.v, args.v_stride, num_keys, head_dim, s.values_t);
+  pack_rows<E>(args.k, args.k_stride, num_keys, size.keys, head_dim, s.keys);
+  pack_rows<E>(args.q, args.q_stride, num_queries, size.queries, head_dim, s.queries);
+  pack_rows<E>(args.grad_out, args.out_stride, num_queries, size.queries, head_dim, s.grads);
   const __m512 scale = _mm512_set1_ps(args.scale);
 
-  for (int64_t row = 0; row < num_tokens; row += kBackwardRows) {
-    const int64_t rows = smaller(kBackwardRows, num_tokens - row);
+  for (int64_t row = 0; row < num_queries; row += kBackwardRows) {
+    const int64_t rows = smaller(kBackwardRows, num_queries - row);
     row_terms<E>(args, row, rows, s);
     softmax_backward_block<E>(args, s, size, row, rows);
     for (int64_t i = 0; i < rows; i += kTileRows) {
       const SpreadRows ds = spread_rows(s.ds + i * s.ds_stride, s.ds_stride * 4, rows - i);
       for_column_chunks(size.dim / 16, [&](int64_t first, int64_t count) KILN_LAMBDA {
-        Scalar* out = static_cast<Scalar*>(args.grad_q) + (row + i) * args.qkv_stride + first * 16;
+        Scalar* out = static_cast<Scalar*>(args.grad_q) + (row + i) * args.grad_q_stride + first * 16;
         multiply<E>(count, ds, s.keys + first * 16, size.dim, size.key_units,
                     [&](int r, int c, __m512 sum) KILN_LAMBDA {
                       if (r < rows - i)
-                        store_floats(out + r * args.qkv_stride + 16 * c,
+                        store_floats(out + r * args.grad_q_stride + 16 * c,
                                      first_lanes(head_dim - (first + c) * 16), _mm512_mul_ps(sum, scale));
                     });
       });
     }
     const int64_t units = (rows + E::kPerUnit - 1) / E::kPerUnit, first_unit = row / E::kPerUnit;
-    add_transposed_product<E>(s.p_t, s.grads + first_unit * size.dim, units, row == 0, num_tokens, size,
+    add_transposed_product<E>(s.p_t, s.grads + first_unit * size.dim, units, row == 0, num_keys, size,
                               s.grad_v);
-    add_transposed_product<E>(s.ds_t, s.queries + first_unit * size.dim, units, row == 0, num_tokens, size,
+    add_transposed_product<E>(s.ds_t, s.queries + first_unit * size.dim, units, row == 0, num_keys, size,
                               s.grad_k);
   }
-  store_rows<E>(s.grad_v, 1.0f, num_tokens, head_dim, size.dim, args.grad_v, args.qkv_stride);
-  store_rows<E>(s.grad_k, args.scale, num_tokens, head_dim, size.dim, args.grad_k, args.qkv_stride);
+  const auto store = args.sum_type == AttentionType::kF32 ? store_rows<float> : store_rows<uint16_t>;
+  store(args, s.grad_v, 1.0f, size.dim, args.grad_v);
+  store(args, s.grad_k, args.scale, size.dim, args.grad_k);
 }
 
 }  // namespace
 
-std::size_t avx512_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim) {
-  if (type == AttentionType::kF32) return scratch_bytes<F32, BackwardScratch>(num_tokens, head_dim);
-  return has_matrix_tiles() ? tiles_backward_scratch(num_tokens, head_dim)
-                            : scratch_bytes<BF16, BackwardScratch>(num_tokens, head_dim);
+std::size_t avx512_backward_scratch(AttentionType type, const AttentionSizes& sizes) {
+  if (type == AttentionType::kF32) return scratch_bytes<F32, BackwardScratch>(sizes);
+  return has_matrix_tiles() ? tiles_backward_scratch(sizes) : scratch_bytes<BF16, BackwardScratch>(sizes);
 }
 
 void avx512_backward_head(AttentionType type, const AttentionBackward& args, void* scratch) {

@@ -73,11 +73,11 @@ KILN_INLINE void multiply_tiles(const void* a, int64_t a_stride, const void* b, 
   if constexpr (R > 1 && C > 1) _tile_stored(3, to + 16 * out_stride + 64, out_stride);
 }
 
-// Multiplies 32 rows of A by units of `dim` columns, and stores as bf16 the rows and columns that exist.
-// `finish(row, sum)` may first change a vector of a row.
-template <class Finish>
+// Multiplies 32 rows of A by units of `dim` columns, and stores, as bf16 or f32, the rows and columns that
+// exist. `finish(row, sum)` may first change a vector of a row.
+template <class Scalar, class Finish>
 KILN_INLINE void store_product(const uint16_t* a, int64_t a_stride, const uint32_t* units, int64_t dim,
-                               int64_t depth, uint16_t* out, int64_t out_stride, int64_t num_rows,
+                               int64_t depth, Scalar* out, int64_t out_stride, int64_t num_rows,
                                int64_t head_dim, Finish&& finish) {
   alignas(64) float sums[kBlock * kBlock];
   for (int64_t column = 0; column < dim; column += kBlock) {

@@ -29,7 +29,7 @@ constexpr int64_t kKeys = 128;   // keys whose gradients of scores are held at o
 constexpr float kNoRow = 1e30f;  // log2_sum of a row that does not exist: its probabilities are 0
 
 struct TileSizes {
-  int64_t tokens;         // rounded up to 32
+  int64_t tokens;         // columns of scores, rounded up to 32: keys in forward, queries in backward
   int64_t depth;          // elements of a token, rounded up to 32: for contractions along them
   int64_t dim;            // elements of a token, rounded up to 16: columns of results
   int64_t score_stride;   // in floats
@@ -58,20 +58,19 @@ struct TilesForwardScratch {
 
 // Writes exp2 of scale * score, less the maximum, for one row. Returns log2 of the sum, and its inverse in
 // `inverse`.
-KILN_APART float softmax_row(const float* scores, int64_t num_tokens, int64_t padded, float scale,
+KILN_APART float softmax_row(const float* scores, int64_t num_keys, int64_t padded, float scale,
                              uint16_t* out, float* inverse) {
   __m512 top = _mm512_set1_ps(-INFINITY);
   int64_t j = 0;
-  for (; j + 16 <= num_tokens; j += 16) top = _mm512_max_ps(top, _mm512_load_ps(scores + j));
-  if (j < num_tokens)
-    top = _mm512_mask_max_ps(top, first_lanes(num_tokens - j), top, _mm512_load_ps(scores + j));
+  for (; j + 16 <= num_keys; j += 16) top = _mm512_max_ps(top, _mm512_load_ps(scores + j));
+  if (j < num_keys) top = _mm512_mask_max_ps(top, first_lanes(num_keys - j), top, _mm512_load_ps(scores + j));
   const float maximum = scale * _mm512_reduce_max_ps(top);
   const __m512 factor = _mm512_set1_ps(scale), shift = _mm512_set1_ps(maximum);
   __m512 sum0 = _mm512_setzero_ps(), sum1 = _mm512_setzero_ps();
   for (j = 0; j < padded; j += 32) {
     const __m512 p0 =
-        exp2_masked(first_lanes(num_tokens - j), _mm512_fmsub_ps(_mm512_load_ps(scores + j), factor, shift));
-    const __m512 p1 = exp2_masked(first_lanes(num_tokens - j - 16),
+        exp2_masked(first_lanes(num_keys - j), _mm512_fmsub_ps(_mm512_load_ps(scores + j), factor, shift));
+    const __m512 p1 = exp2_masked(first_lanes(num_keys - j - 16),
                                   _mm512_fmsub_ps(_mm512_load_ps(scores + j + 16), factor, shift));
     sum0 = _mm512_add_ps(sum0, p0);
     sum1 = _mm512_add_ps(sum1, p1);
@@ -119,9 +118,9 @@ struct TilesBackwardScratch {
 };
 
 template <class Pieces>
-std::size_t scratch_bytes_of(int64_t num_tokens, int64_t head_dim) {
+std::size_t scratch_bytes_of(const TileSizes& size) {
   Scratch scratch{nullptr};
-  Pieces(scratch, TileSizes(num_tokens, head_dim));
+  Pieces(scratch, size);
   return scratch.used;
 }
 
@@ -129,14 +128,14 @@ std::size_t scratch_bytes_of(int64_t num_tokens, int64_t head_dim) {
 void query_terms(const AttentionBackward& args, const TileSizes& size, const TilesBackwardScratch& s) {
   for (int64_t i = 0; i < size.tokens; ++i) {
     __m512 sum = _mm512_setzero_ps();
-    for (int64_t d = 0; i < args.num_tokens && d < args.head_dim; d += 16) {
+    for (int64_t d = 0; i < args.num_queries && d < args.head_dim; d += 16) {
       const __mmask16 mask = first_lanes(args.head_dim - d);
       const int64_t at = i * args.out_stride + d;
       sum = _mm512_fmadd_ps(load_floats(static_cast<const uint16_t*>(args.out) + at, mask),
                             load_floats(static_cast<const uint16_t*>(args.grad_out) + at, mask), sum);
     }
     s.delta[i] = _mm512_reduce_add_ps(sum);
-    s.log2_sum[i] = i < args.num_tokens ? args.log2_sum[i] : kNoRow;
+    s.log2_sum[i] = i < args.num_queries ? args.log2_sum[i] : kNoRow;
   }
 }
 
@@ -144,8 +143,8 @@ void query_terms(const AttentionBackward& args, const TileSizes& size, const Til
 void transpose_keys(const AttentionBackward& args, int64_t first, const TileSizes& size, uint32_t* out) {
   const auto* rows = static_cast<const uint16_t*>(args.k);
   const auto load = [&](int64_t token, int64_t d) KILN_LAMBDA {
-    const __mmask16 mask = token < args.num_tokens ? first_lanes(args.head_dim - d) : 0;
-    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, rows + token * args.qkv_stride + d));
+    const __mmask16 mask = token < args.num_keys ? first_lanes(args.head_dim - d) : 0;
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, rows + token * args.k_stride + d));
   };
   for (int64_t d = 0; d < size.dim; d += 16)
     for (int64_t pair = 0; pair < kKeys / 2; pair += 16) {
@@ -208,45 +207,89 @@ KILN_APART void add_grad_q(int64_t num_keys, const TileSizes& size, const TilesB
 }
 
 void store_grad_q(const AttentionBackward& args, const TileSizes& size, const TilesBackwardScratch& s) {
-  for (int64_t query = 0; query < args.num_tokens; query += 16)
+  for (int64_t query = 0; query < args.num_queries; query += 16)
     for (int64_t d = 0; d < args.head_dim; d += 16) {
       __m512i block[16];
       for (int64_t i = 0; i < 16; ++i)
         block[i] = _mm512_load_si512(s.grad_q_t + (d + i) * size.score_stride + query);
       transpose_16x16(block);
-      for (int64_t i = 0; i < smaller(16, args.num_tokens - query); ++i)
-        store_floats(static_cast<uint16_t*>(args.grad_q) + (query + i) * args.qkv_stride + d,
+      for (int64_t i = 0; i < smaller(16, args.num_queries - query); ++i)
+        store_floats(static_cast<uint16_t*>(args.grad_q) + (query + i) * args.grad_q_stride + d,
                      first_lanes(args.head_dim - d), _mm512_castsi512_ps(block[i]));
     }
 }
 
-}  // namespace
+// Sums over the queries are stored as `Sum`.
+template <class Sum>
+void backward_of(const AttentionBackward& args, void* memory) {
+  const int64_t num_queries = args.num_queries, num_keys = args.num_keys, head_dim = args.head_dim;
+  const TileSizes size(num_queries, head_dim);
+  Scratch scratch{static_cast<char*>(memory)};
+  const TilesBackwardScratch s(scratch, size);
+  const auto as_is = [](int64_t, __m512 sum) KILN_LAMBDA { return sum; };
+  const TilesInUse tiles;
+  pack_panels(static_cast<const uint16_t*>(args.q), args.q_stride, num_queries, head_dim, size.depth / 2,
+              s.queries_t);
+  pack_panels(static_cast<const uint16_t*>(args.grad_out), args.out_stride, num_queries, head_dim,
+              size.depth / 2, s.grads_t);
+  pack_rows<BF16>(args.q, args.q_stride, num_queries, size.tokens, head_dim, s.queries);
+  pack_rows<BF16>(args.grad_out, args.out_stride, num_queries, size.tokens, head_dim, s.grads);
+  query_terms(args, size, s);
+  for (int64_t i = 0; i < size.dim * size.score_stride; i += 16)
+    _mm512_store_ps(s.grad_q_t + i, _mm512_setzero_ps());
 
-std::size_t tiles_forward_scratch(int64_t num_tokens, int64_t head_dim) {
-  return scratch_bytes_of<TilesForwardScratch>(num_tokens, head_dim);
+  const int64_t padded_keys = round_up(num_keys, kBlock);
+  for (int64_t held = 0; held < padded_keys; held += kKeys) {
+    const int64_t num_held = smaller(kKeys, padded_keys - held);
+    transpose_keys(args, held, size, s.keys_t);
+    for (int64_t key = held; key < held + num_held; key += kBlock) {
+      const int64_t keys = smaller(kBlock, num_keys - key);
+      copy_block(static_cast<const uint16_t*>(args.k) + key * args.k_stride, args.k_stride, keys, head_dim,
+                 size.depth, s.keys);
+      copy_block(static_cast<const uint16_t*>(args.v) + key * args.v_stride, args.v_stride, keys, head_dim,
+                 size.depth, s.values);
+      multiply_panels(s.keys, s.queries_t, size, s.scores);
+      multiply_panels(s.values, s.grads_t, size, s.grad_p);
+      weigh_block(args, keys, (key - held) / 2, size, s);
+      store_product(s.p, size.weight_stride, s.grads, size.dim, size.tokens / kTileDepth,
+                    static_cast<Sum*>(args.grad_v) + key * args.grad_kv_stride, args.grad_kv_stride, keys,
+                    head_dim, as_is);
+      store_product(s.ds, size.weight_stride, s.queries, size.dim, size.tokens / kTileDepth,
+                    static_cast<Sum*>(args.grad_k) + key * args.grad_kv_stride, args.grad_kv_stride, keys,
+                    head_dim, as_is);
+    }
+    add_grad_q(num_held, size, s);
+  }
+  store_grad_q(args, size, s);
 }
 
-std::size_t tiles_backward_scratch(int64_t num_tokens, int64_t head_dim) {
-  return scratch_bytes_of<TilesBackwardScratch>(num_tokens, head_dim);
+}  // namespace
+
+std::size_t tiles_forward_scratch(const AttentionSizes& sizes) {
+  return scratch_bytes_of<TilesForwardScratch>({sizes.num_keys, sizes.head_dim});
+}
+
+std::size_t tiles_backward_scratch(const AttentionSizes& sizes) {
+  return scratch_bytes_of<TilesBackwardScratch>({sizes.num_queries, sizes.head_dim});
 }
 
 void tiles_forward_head(const AttentionForward& args, int64_t row_begin, int64_t row_end, void* memory) {
-  const int64_t num_tokens = args.num_tokens, head_dim = args.head_dim;
-  const TileSizes size(num_tokens, head_dim);
+  const int64_t num_keys = args.num_keys, head_dim = args.head_dim;
+  const TileSizes size(num_keys, head_dim);
   Scratch scratch{static_cast<char*>(memory)};
   const TilesForwardScratch s(scratch, size);
   const TilesInUse tiles;
-  pack_panels(static_cast<const uint16_t*>(args.k), args.qkv_stride, num_tokens, head_dim, size.depth / 2,
+  pack_panels(static_cast<const uint16_t*>(args.k), args.k_stride, num_keys, head_dim, size.depth / 2,
               s.keys);
-  pack_rows<BF16>(args.v, args.qkv_stride, num_tokens, size.tokens, head_dim, s.values);
+  pack_rows<BF16>(args.v, args.v_stride, num_keys, size.tokens, head_dim, s.values);
   for (int64_t row = row_begin; row < row_end; row += kBlock) {
     const int64_t rows = smaller(kBlock, row_end - row);
-    copy_block(static_cast<const uint16_t*>(args.q) + row * args.qkv_stride, args.qkv_stride, rows, head_dim,
+    copy_block(static_cast<const uint16_t*>(args.q) + row * args.q_stride, args.q_stride, rows, head_dim,
                size.depth, s.queries);
     multiply_panels(s.queries, s.keys, size, s.scores);
     for (int64_t i = 0; i < rows; ++i)
       args.log2_sum[row + i] =
-          softmax_row(s.scores + i * size.score_stride, num_tokens, size.tokens, args.scale * kLog2E,
+          softmax_row(s.scores + i * size.score_stride, num_keys, size.tokens, args.scale * kLog2E,
                       s.weights + i * size.weight_stride, s.inverse_sum + i);
     store_product(s.weights, size.weight_stride, s.values, size.dim, size.tokens / kTileDepth,
                   static_cast<uint16_t*>(args.out) + row * args.out_stride, args.out_stride, rows, head_dim,
@@ -256,42 +299,8 @@ void tiles_forward_head(const AttentionForward& args, int64_t row_begin, int64_t
 }
 
 void tiles_backward_head(const AttentionBackward& args, void* memory) {
-  const int64_t num_tokens = args.num_tokens, head_dim = args.head_dim, stride = args.qkv_stride;
-  const TileSizes size(num_tokens, head_dim);
-  Scratch scratch{static_cast<char*>(memory)};
-  const TilesBackwardScratch s(scratch, size);
-  const auto as_is = [](int64_t, __m512 sum) KILN_LAMBDA { return sum; };
-  const TilesInUse tiles;
-  pack_panels(static_cast<const uint16_t*>(args.q), stride, num_tokens, head_dim, size.depth / 2,
-              s.queries_t);
-  pack_panels(static_cast<const uint16_t*>(args.grad_out), args.out_stride, num_tokens, head_dim,
-              size.depth / 2, s.grads_t);
-  pack_rows<BF16>(args.q, stride, num_tokens, size.tokens, head_dim, s.queries);
-  pack_rows<BF16>(args.grad_out, args.out_stride, num_tokens, size.tokens, head_dim, s.grads);
-  query_terms(args, size, s);
-  for (int64_t i = 0; i < size.dim * size.score_stride; i += 16)
-    _mm512_store_ps(s.grad_q_t + i, _mm512_setzero_ps());
-
-  for (int64_t held = 0; held < size.tokens; held += kKeys) {
-    const int64_t num_held = smaller(kKeys, size.tokens - held);
-    transpose_keys(args, held, size, s.keys_t);
-    for (int64_t key = held; key < held + num_held; key += kBlock) {
-      const int64_t keys = smaller(kBlock, num_tokens - key);
-      copy_block(static_cast<const uint16_t*>(args.k) + key * stride, stride, keys, head_dim, size.depth,
-                 s.keys);
-      copy_block(static_cast<const uint16_t*>(args.v) + key * stride, stride, keys, head_dim, size.depth,
-                 s.values);
-      multiply_panels(s.keys, s.queries_t, size, s.scores);
-      multiply_panels(s.values, s.grads_t, size, s.grad_p);
-      weigh_block(args, keys, (key - held) / 2, size, s);
-      store_product(s.p, size.weight_stride, s.grads, size.dim, size.tokens / kTileDepth,
-                    static_cast<uint16_t*>(args.grad_v) + key * stride, stride, keys, head_dim, as_is);
-      store_product(s.ds, size.weight_stride, s.queries, size.dim, size.tokens / kTileDepth,
-                    static_cast<uint16_t*>(args.grad_k) + key * stride, stride, keys, head_dim, as_is);
-    }
-    add_grad_q(num_held, size, s);
-  }
-  store_grad_q(args, size, s);
+  args.sum_type == AttentionType::kF32 ? backward_of<float>(args, memory)
+                                       : backward_of<uint16_t>(args, memory);
 }
 
 }  // namespace kiln::ops::cpu

@@ -6,10 +6,10 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/attention_vectors.cpp"
 #include <hwy/foreach_target.h>
+#include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "ops/cpu/attention_kernel.h"
 #include "ops/cpu/sigmoid-inl.h"
@@ -94,18 +94,17 @@ HWY_INLINE void scale_rows(RowMajor rows, size_t count, size_t vectors, const fl
 
 template <class T>
 void forward_of(const AttentionForward& args, size_t row_begin, size_t row_end, float* scratch) {
-  const size_t d = args.head_dim, n = args.num_tokens, vectors = row_vectors(d), width = vectors * kLanes;
+  const size_t d = args.head_dim, n = args.num_keys, vectors = row_vectors(d), width = vectors * kLanes;
   Pieces pieces{scratch};
   const RowMajor k = pieces.take(n, width), v = pieces.take(n, width), q_t = pieces.take(width, kQueries),
                  p = pieces.take(kKeys, kQueries), out = pieces.take(kQueries, width);
   const Softmax softmax{pieces.take(1, kQueries).values, pieces.take(1, kQueries).values,
                         pieces.take(1, kQueries).values};
-  widen_rows<T>(tokens_of(args.k, args.qkv_stride), 0, n, n, d, 1, k);
-  widen_rows<T>(tokens_of(args.v, args.qkv_stride), 0, n, n, d, 1, v);
+  widen_rows<T>(tokens_of(args.k, args.k_stride), 0, n, n, d, 1, k);
+  widen_rows<T>(tokens_of(args.v, args.v_stride), 0, n, n, d, 1, v);
   for (size_t row = row_begin; row < row_end; row += kQueries) {
     const size_t count = std::min(kQueries, row_end - row), lanes = whole_vectors(count);
-    widen_rows<T>(tokens_of(args.q, args.qkv_stride), row, count, lanes * kLanes, d, args.scale * kLog2E,
-                  out);
+    widen_rows<T>(tokens_of(args.q, args.q_stride), row, count, lanes * kLanes, d, args.scale * kLog2E, out);
     transpose(out, lanes * kLanes, width, q_t);
     for (size_t key = 0; key < n; key += kKeys) {
       const size_t keys = std::min(kKeys, n - key);
@@ -114,10 +113,11 @@ void forward_of(const AttentionForward& args, size_t row_begin, size_t row_end, 
       if (key > 0) scale_rows(out, count, vectors, softmax.factor);
       multiply(transposed(p), rows_from(v, key), out, count, vectors, keys, key > 0);
     }
-    for (size_t i = 0; i < count; ++i) {
-      args.log2_sum[row + i] = softmax.top[i] + std::log2(softmax.sum[i]);
-      softmax.factor[i] = 1 / softmax.sum[i];
-    }
+    for_each_vector(count, [&](size_t i, size_t used) HWY_ATTR {
+      const Vec sum = load(softmax.sum + i);
+      store(hn::Add(load(softmax.top + i), hn::Log2(F32(), sum)), args.log2_sum + row + i, used);
+      store(hn::Div(set(1.0f), sum), softmax.factor + i);
+    });
     scale_rows(out, count, vectors, softmax.factor);
     narrow_rows<T>(out, count, d, 1, tokens_of(args.out, args.out_stride), row);
   }
@@ -140,7 +140,7 @@ HWY_INLINE void softmax_grad_block(RowMajor scores, RowMajor grads, size_t keys,
 
 template <class T>
 void backward_of(const AttentionBackward& args, float* scratch) {
-  const size_t d = args.head_dim, n = args.num_tokens, vectors = row_vectors(d), width = vectors * kLanes;
+  const size_t d = args.head_dim, n = args.num_keys, vectors = row_vectors(d), width = vectors * kLanes;
   Pieces pieces{scratch};
   const RowMajor k = pieces.take(n, width), v = pieces.take(n, width), grad_k = pieces.take(n, width),
                  grad_v = pieces.take(n, width), q = pieces.take(kQueries, width),
@@ -149,11 +149,12 @@ void backward_of(const AttentionBackward& args, float* scratch) {
                  p = pieces.take(kKeys, kQueries), ds = pieces.take(kKeys, kQueries);
   float *log2_sum = pieces.take(1, kQueries).values, *delta = pieces.take(1, kQueries).values;
   const HeadTokens out = tokens_of(args.out, args.out_stride);
-  widen_rows<T>(tokens_of(args.k, args.qkv_stride), 0, n, n, d, 1, k);
-  widen_rows<T>(tokens_of(args.v, args.qkv_stride), 0, n, n, d, 1, v);
-  for (size_t row = 0; row < n; row += kQueries) {
-    const size_t count = std::min(kQueries, n - row), lanes = whole_vectors(count);
-    widen_rows<T>(tokens_of(args.q, args.qkv_stride), row, count, lanes * kLanes, d, args.scale * kLog2E, q);
+  widen_rows<T>(tokens_of(args.k, args.k_stride), 0, n, n, d, 1, k);
+  widen_rows<T>(tokens_of(args.v, args.v_stride), 0, n, n, d, 1, v);
+  const size_t num_queries = args.num_queries;
+  for (size_t row = 0; row < num_queries; row += kQueries) {
+    const size_t count = std::min(kQueries, num_queries - row), lanes = whole_vectors(count);
+    widen_rows<T>(tokens_of(args.q, args.q_stride), row, count, lanes * kLanes, d, args.scale * kLog2E, q);
     widen_rows<T>(tokens_of(args.grad_out, args.out_stride), row, count, lanes * kLanes, d, 1, grad);
     transpose(q, lanes * kLanes, width, q_t);
     transpose(grad, lanes * kLanes, width, grad_t);
@@ -175,10 +176,15 @@ void backward_of(const AttentionBackward& args, float* scratch) {
       multiply(as_left(ds), q, rows_from(grad_k, key), keys, vectors, count, row > 0);
       multiply(transposed(ds), rows_from(k, key), grad_q, count, vectors, keys, key > 0);
     }
-    narrow_rows<T>(grad_q, count, d, args.scale, tokens_of(args.grad_q, args.qkv_stride), row);
+    narrow_rows<T>(grad_q, count, d, args.scale, tokens_of(args.grad_q, args.grad_q_stride), row);
   }
-  narrow_rows<T>(grad_k, n, d, 1 / kLog2E, tokens_of(args.grad_k, args.qkv_stride), 0);  // q has the scale
-  narrow_rows<T>(grad_v, n, d, 1, tokens_of(args.grad_v, args.qkv_stride), 0);
+  const auto store_sums = [&](auto element) HWY_ATTR {
+    using Sum = decltype(element);
+    // q has the scale.
+    narrow_rows<Sum>(grad_k, n, d, 1 / kLog2E, tokens_of(args.grad_k, args.grad_kv_stride), 0);
+    narrow_rows<Sum>(grad_v, n, d, 1, tokens_of(args.grad_v, args.grad_kv_stride), 0);
+  };
+  args.sum_type == AttentionType::kF32 ? store_sums(float()) : store_sums(Bf16());
 }
 
 void forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin, int64_t row_end,
@@ -206,14 +212,14 @@ constexpr int64_t kBlockScores = kVectorQueries * kVectorKeys;
 int64_t padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 }  // namespace
 
-std::size_t vector_forward_scratch(AttentionType, int64_t num_tokens, int64_t head_dim) {
+std::size_t vector_forward_scratch(AttentionType, const AttentionSizes& sizes) {
   return sizeof(float) *
-         (2 * (num_tokens + kVectorQueries) * padded(head_dim) + kBlockScores + 3 * kVectorQueries);
+         (2 * (sizes.num_keys + kVectorQueries) * padded(sizes.head_dim) + kBlockScores + 3 * kVectorQueries);
 }
 
-std::size_t vector_backward_scratch(AttentionType, int64_t num_tokens, int64_t head_dim) {
-  return sizeof(float) *
-         ((4 * num_tokens + 5 * kVectorQueries) * padded(head_dim) + 2 * kBlockScores + 2 * kVectorQueries);
+std::size_t vector_backward_scratch(AttentionType, const AttentionSizes& sizes) {
+  return sizeof(float) * ((4 * sizes.num_keys + 5 * kVectorQueries) * padded(sizes.head_dim) +
+                          2 * kBlockScores + 2 * kVectorQueries);
 }
 
 void vector_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin, int64_t row_end,

@@ -168,29 +168,4 @@ void linear_attention(const LinearAttentionShape& shape, HeadTokens q, HeadToken
 void linear_attention_grad(const LinearAttentionShape& shape, HeadTokens q, HeadTokens k, HeadTokens v,
                            HeadTokens grad, HeadTokens grad_q, HeadTokens grad_k, HeadTokens grad_v);
 
-// Attention of one head of one sample against the sample's own rows, whose number differs between samples.
-
-// Queries of a block. A call that does not begin at a multiple of it splits a block.
-inline constexpr size_t kRaggedQueries = 64;
-
-struct RaggedHead {
-  Dtype dtype;  // of all tokens and rows
-  size_t head_dim, num_queries, num_rows;
-  float scale;
-  HeadTokens q;     // (num_queries, head_dim)
-  HeadTokens k, v;  // (num_rows, head_dim)
-};
-
-// Returns the floats of 64-byte aligned scratch that heads of at most `num_rows` rows need.
-size_t ragged_attention_scratch(size_t head_dim, size_t num_rows);
-size_t ragged_attention_grad_scratch(size_t head_dim, size_t num_rows);
-
-// Computes out (num_queries, head_dim), which is zero if there are no rows.
-void ragged_attention(const RaggedHead& head, HeadTokens out, float* scratch);
-
-// Computes grad_q, like q, and grad_k and grad_v (num_rows, head_dim) of `sum_dtype`, which are sums over
-// these queries.
-void ragged_attention_grad(const RaggedHead& head, HeadTokens grad, HeadTokens grad_q, HeadTokens grad_k,
-                           HeadTokens grad_v, Dtype sum_dtype, float* scratch);
-
 }  // namespace kiln::ops::cpu

@@ -6,8 +6,8 @@
 
 #include "core/aten.h"
 #include "core/scratch.h"
+#include "ops/caption_attention.h"
 #include "ops/kernels.h"
-#include "ops/long_attention.h"
 #include "ops/op_mark.h"
 #include "ops/planned/planned.h"
 

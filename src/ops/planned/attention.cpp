@@ -42,30 +42,15 @@ void touch_efficient_scratch(const at::TensorOptions& options, int64_t batch, in
   at::empty({batch * num_heads * tiles * (tile_rows * kColumns + kLock)}, f32);
 }
 
-AttentionResult attention_in(at::ScalarType dtype, const at::Tensor& stored) {
-  const at::Tensor qkv = stored.to(dtype);
-  const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
-                head_dim = qkv.size(4);
-  const at::Tensor out = at::empty({batch, num_tokens, num_heads * head_dim}, qkv.options());
-  const at::Tensor log_sum = at::empty({batch, num_heads, num_tokens}, qkv.options().dtype(at::kFloat));
-  return {out.to(stored.scalar_type()), log_sum, {}, {}};
-}
-
 }  // namespace
 
-AttentionResult attention_of_cpu(const at::Tensor& qkv, double, AttentionEngine) {
-  return attention_in(cpu::attention_dtype(qkv), qkv);
-}
-
 AttentionResult attention_of_cuda(const at::Tensor& qkv, double, AttentionEngine) {
-  return attention_in(qkv.scalar_type(), qkv);
-}
-
-AttentionGrads attention_backward_of_cpu(const at::Tensor& grad_stored, const at::Tensor& stored,
-                                         const AttentionResult& result, const AttentionPass&) {
-  const at::ScalarType dtype = cpu::attention_dtype(stored);
-  const at::Tensor qkv = stored.to(dtype), grad_out = grad_stored.to(dtype), out = result.out.to(dtype);
-  return {.packed = at::empty_like(qkv).to(stored.scalar_type()), .q = {}, .k = {}, .v = {}};
+  const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
+                head_dim = qkv.size(4);
+  return {at::empty({batch, num_tokens, num_heads * head_dim}, qkv.options()),
+          at::empty({batch, num_heads, num_tokens}, qkv.options().dtype(at::kFloat)),
+          {},
+          {}};
 }
 
 // Scratch is that of flash attention. cuDNN's sums of the gradient of q are no larger.
@@ -90,19 +75,6 @@ AttentionGrads attention_backward_of_cuda(const at::Tensor&, const at::Tensor& q
 at::Tensor packed(const AttentionGrads& grads) {
   return at::empty({grads.q.size(0), grads.q.size(2), 3, grads.q.size(1), grads.q.size(3)},
                    grads.q.options());
-}
-
-void flash_attention_of_cpu(const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
-                            const at::Tensor& out, const at::Tensor& sums) {
-  at::empty_like(out);
-  at::empty_like(sums);
-}
-
-void flash_attention_backward_of_cpu(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                     const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
-                                     const at::Tensor& grad_q, const at::Tensor& grad_k,
-                                     const at::Tensor& grad_v) {
-  const at::Tensor parts[] = {at::empty_like(grad_q), at::empty_like(grad_k), at::empty_like(grad_v)};
 }
 
 AttentionResult varlen_attention(const VarlenTokens& t, AttentionEngine engine) {

@@ -31,20 +31,10 @@ void mixed_add_of_cpu(const at::Tensor& sum, const at::Tensor& term);
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const std::optional<at::Tensor>& mask, std::optional<double> scale);
-AttentionResult attention_of_cpu(const at::Tensor& qkv, double scale, AttentionEngine engine);
 AttentionResult attention_of_cuda(const at::Tensor& qkv, double scale, AttentionEngine engine);
-AttentionGrads attention_backward_of_cpu(const at::Tensor& grad_out, const at::Tensor& qkv,
-                                         const AttentionResult& result, const AttentionPass& pass);
 AttentionGrads attention_backward_of_cuda(const at::Tensor& grad_out, const at::Tensor& qkv,
                                           const AttentionResult& result, const AttentionPass& pass);
 at::Tensor packed(const AttentionGrads& grads);
-// What ATen's kernels leave for one sample.
-void flash_attention_of_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
-                            const at::Tensor& out, const at::Tensor& sums);
-void flash_attention_backward_of_cpu(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                     const at::Tensor& v, const at::Tensor& out, const at::Tensor& sums,
-                                     double scale, const at::Tensor& grad_q, const at::Tensor& grad_k,
-                                     const at::Tensor& grad_v);
 // On a GPU.
 AttentionResult varlen_attention(const VarlenTokens& tokens, AttentionEngine engine);
 VarlenGrads varlen_attention_backward(const at::Tensor& grad_out, const VarlenTokens& tokens,

@@ -11,7 +11,7 @@
 #include "models/parts/adaln_single.h"
 #include "models/parts/embeddings.h"
 #include "models/parts/layers.h"
-#include "ops/long_attention.h"
+#include "ops/caption_attention.h"
 #include "ops/mixed_sum.h"
 #include "ops/ops.h"
 

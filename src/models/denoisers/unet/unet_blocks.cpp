@@ -4,7 +4,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "ops/long_attention.h"
+#include "ops/caption_attention.h"
 #include "ops/ops.h"
 
 namespace kiln {

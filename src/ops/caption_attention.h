@@ -1,5 +1,5 @@
-// Relatives of ragged_attention: its way for many rows, captions whose offsets are on a GPU, and attention
-// where every sample has equally many rows.
+// Relatives of ragged_attention: captions whose offsets are on a GPU, and attention where every sample has
+// equally many rows.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -21,10 +21,6 @@ inline at::Tensor sample_tokens(const at::Tensor& tokens, int64_t b) {
 // Zeroes the rows that belong to no sample: those before the first offset and after the last.
 void zero_unowned(const at::Tensor& rows, const std::vector<int64_t>& offsets);
 
-// True if ATen's flash attention, even called sample by sample, beats the kernels of ragged_attention. In
-// bf16 it uses the processor's matrix instructions, which pays from some hundred rows on.
-bool prefers_long_attention(const at::Tensor& q, const std::vector<int64_t>& offsets);
-
 // ragged_attention with its offsets also on the device of q, (B + 1) i32. A GPU's kernels read them there,
 // and nothing waits for a copy. Undefined `device_offsets` are copied from `offsets`.
 at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -38,10 +34,5 @@ at::Tensor unit_last(const at::Tensor& tensor);
 // softmax(q k^T * scale) v where every sample has equally many rows. q (B, N, H, d); k, v (B, L, H, d),
 // contiguous. -> (B, N, H * d).
 at::Tensor cross_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale);
-
-// ragged_attention on a CPU by ATen's flash attention: sample by sample, or all samples at once where they
-// have equally many rows.
-at::Tensor long_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const std::vector<int64_t>& offsets, double scale);
 
 }  // namespace kiln::ops
