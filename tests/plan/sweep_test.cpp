@@ -97,7 +97,7 @@ double activations_of(const Plan& plan) {
   return static_cast<double>(most);
 }
 
-// Exception 1: DiT-B/8 has 16 tokens, so 8 images are one row of cuBLAS's tiles. Its forward products then
+// An exception: DiT-B/8 has 16 tokens, so 8 images are one row of cuBLAS's tiles. Its forward products then
 // fill few multiprocessors for the whole length of k, while those of weights' gradients fill all for k = 128.
 // Returns backward / forward of a block's products by their waves of tiles of 128 x 128, with k cut down to
 // 512.
@@ -120,20 +120,6 @@ double ratio_in_one_row_of_tiles(double width, double num_processors) {
     backward += seconds(m, in * width, out * width) + seconds(out * width, in * width, m);
   }
   return backward / forward;
-}
-
-// Exception 2: a GPU's attention to captions keeps its result for backward, a CPU's to short captions does
-// not. In bf16 the projection behind it keeps the same tensor, in fp8 only its 8 bits. Returns the bytes of
-// these results of PixArt: (images x tokens, width) in bf16 in every block.
-double kept_attention_results(const Run& run) {
-  const bool is_short = run.model == "pixart" || run.model.starts_with("PixArt-Alpha"),
-             is_long = run.model == "pixart_diffusers" || run.model.starts_with("PixArt-Sigma");
-  // Only a CPU that multiplies in bf16 attends to long captions as a GPU does (ops/caption_attention.h).
-  const bool is_ragged = is_short || (is_long && cpu_product_dtype(at::kBFloat16) != at::kBFloat16);
-  if (!is_ragged || run.dtype != at::kFloat8_e4m3fn) return 0;
-  const DenoiserShape shape = build_denoiser(run.model, {}, {.outline = true})->shape();
-  const double tokens = static_cast<double>(shape.input_size * shape.input_size) / 4;
-  return 28 * kBatch * tokens * 1152 * 2;
 }
 
 // The least and the largest of a figure, and where they come.
@@ -167,8 +153,7 @@ class Sweep {
     for (const std::string& gpu : gpus) {
       const Plan plan = plans.on(gpu);
       check(run, plan, figures);
-      const double kept = run.with_adapter ? 0 : kept_attention_results(run);
-      const double ratio = (activations_of(plan) - kept) / activations_of(on_cpu);
+      const double ratio = activations_of(plan) / activations_of(on_cpu);
       figures.activations.add(ratio, run.text());
       EXPECT_NEAR(ratio, 1, 0.05) << run.text() << ": activations on " << gpu << " against a CPU's";
     }

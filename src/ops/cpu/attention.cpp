@@ -120,7 +120,10 @@ bool serves_fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const bool is_forward =
       !at::GradMode::is_enabled() ||
       !(wants_gradient(q) || wants_gradient(k) || wants_gradient(v) || (mask && wants_gradient(*mask)));
-  return is_forward && q.numel() > 0 && k.numel() > 0 &&
+  // Each thread packs all keys of a head: beyond this the caches do not hold them, and ATen goes block by
+  // block.
+  constexpr int64_t kMostElements = 1 << 20;
+  return is_forward && q.numel() > 0 && k.numel() > 0 && k.size(2) * k.size(3) <= kMostElements &&
          (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16) &&
          (!mask || mask->scalar_type() == at::kFloat) &&
          serves_mask({.q = q.transpose(1, 2), .k = k.transpose(1, 2), .v = v, .offsets = {}, .scale = 1});

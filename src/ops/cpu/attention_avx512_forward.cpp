@@ -86,8 +86,9 @@ void forward_head(const AttentionForward& args, int64_t row_begin, int64_t row_e
         multiply<E>(width / 16, q, panel, width, size.dim_units, [&](int r, int c, __m512 sum) KILN_LAMBDA {
           __m512 score = _mm512_mul_ps(sum, scale);
           if constexpr (kMasked)
-            score = _mm512_add_ps(score, _mm512_maskz_loadu_ps(first_lanes(num_keys - key - 16 * c),
-                                                               mask + r * args.mask.stride + 16 * c));
+            score = _mm512_add_ps(
+                score, _mm512_maskz_loadu_ps(first_lanes(num_keys - key - 16 * c),
+                                             mask + smaller(r, rows - i - 1) * args.mask.stride + 16 * c));
           _mm512_store_ps(tile + r * size.keys + 16 * c, score);
         });
       }
