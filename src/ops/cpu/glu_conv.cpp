@@ -92,17 +92,20 @@ class Around {
 struct Taps {
   Vec weight[kGluTaps];
   HWY_INLINE Taps(const GluConv& conv, size_t channel, size_t lanes) {
+    HWY_UNROLL(9)
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       weight[tap] = load(conv.weight + tap * 2 * conv.channels + channel, lanes);
   }
   // Returns `sum` plus the convolution at pixel x.
   HWY_INLINE Vec convolve(Vec sum, const Around& around, size_t x, size_t offset) const {
+    HWY_UNROLL(9)
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       sum = hn::MulAdd(weight[tap], load(around.at(tap, x) + offset), sum);
     return sum;
   }
   // Returns `sum` plus the convolution with the flipped kernel, which takes gradients back.
   HWY_INLINE Vec convolve_back(Vec sum, const Around& around, size_t x, size_t offset) const {
+    HWY_UNROLL(9)
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       sum = hn::MulAdd(weight[tap], load(around.at(kGluTaps - 1 - tap, x) + offset), sum);
     return sum;
@@ -169,15 +172,18 @@ void add_weight_grads(const GluConv& conv, const Block& block, ptrdiff_t y, RowR
   for_each_channel(conv, block, [&](size_t offset, size_t channel, size_t lanes) HWY_ATTR {
     Vec bias = load(grad_bias + channel, lanes);
     Vec weight[kGluTaps];
+    HWY_UNROLL(9)
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       weight[tap] = load(grad_weight + tap * 2 * conv.channels + channel, lanes);
     for (size_t x = 0; x < conv.width; ++x) {
       const Vec g = load(row + x * block.stride() + offset);
       bias = hn::Add(bias, g);
+      HWY_UNROLL(9)
       for (size_t tap = 0; tap < kGluTaps; ++tap)
         weight[tap] = hn::MulAdd(g, load(around.at(tap, x) + offset), weight[tap]);
     }
     store(bias, grad_bias + channel, lanes);
+    HWY_UNROLL(9)
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       store(weight[tap], grad_weight + tap * 2 * conv.channels + channel, lanes);
   });
@@ -205,6 +211,7 @@ void backward_block(const GluConv& conv, const T* grad, T* grad_h, float* grad_w
   RowRing ring(conv.width, block.stride()), grads(conv.width, block.stride());
   for_each_channel(conv, block, [&](size_t, size_t channel, size_t lanes) HWY_ATTR {
     store(set(0), grad_bias + channel, lanes);
+    HWY_UNROLL(9)
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       store(set(0), grad_weight + tap * 2 * conv.channels + channel, lanes);
   });
