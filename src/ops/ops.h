@@ -173,8 +173,9 @@ at::Tensor group_norm_conv2d(const at::Tensor& x, const GroupNormLayer& norm, co
                              at::ScalarType compute_dtype);
 
 // x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension, in f32. x (..., D) and the result have
-// one dtype; weight and bias (D).
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+// one dtype; weight (D), and bias (D) if there is one.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                    double eps);
 
 // x * sigmoid(x).
 at::Tensor silu(const at::Tensor& x);
@@ -242,7 +243,8 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
                       at::ScalarType out_dtype);
 at::Tensor geglu(const at::Tensor& h);
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                    double eps);
 at::Tensor pixels_to_channels(const at::Tensor& x);
 at::Tensor channels_to_pixels(const at::Tensor& x, int64_t repeats);
 void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,

@@ -142,10 +142,8 @@ LayerNorm layer_norm(const ParameterScope& scope, const std::string& name, int64
 }
 
 at::Tensor RmsNorm::forward(const at::Tensor& x) const {
-  const at::Tensor scale = weight->value.to(at::kFloat), values = x.to(at::kFloat);
-  const at::Tensor length = at::linalg_vector_norm(values, 2, at::IntArrayRef{-1}, /*keepdim=*/true);
-  const at::Tensor inverse = (length.square() / values.size(-1) + eps).rsqrt();
-  return (values * inverse).mul_(offset == 0 ? scale : scale + offset);
+  const at::Tensor scale = weight->value.to(at::kFloat);
+  return ops::rms_norm(x.to(at::kFloat), offset == 0 ? scale : scale + offset, /*bias=*/{}, eps);
 }
 
 RmsNorm rms_norm(const ParameterScope& scope, const std::string& name, int64_t width, double eps,

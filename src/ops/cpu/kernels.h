@@ -79,7 +79,7 @@ void channel_grad(const ChannelNorm& norm, const void* x, const void* grad, cons
 struct RmsNormRows {
   Dtype dtype;
   size_t width;
-  const float *weight, *bias;  // (width)
+  const float *weight, *bias;  // (width); bias may be null
   float eps;
 };
 void rms_norm(const RmsNormRows& norm, const void* x, void* out, size_t rows);

@@ -41,7 +41,8 @@ void rms_norm_rows(const RmsNormRows& norm, const void* x, void* out, size_t row
       const Vec factor = set(1 / std::sqrt(mean + norm.eps));
       for_each_vector(norm.width, [&](size_t i, size_t count) HWY_ATTR {
         const Vec normed = hn::Mul(load(from + i, count), factor);
-        store(hn::MulAdd(normed, load(norm.weight + i, count), load(norm.bias + i, count)), to + i, count);
+        const Vec bias = norm.bias ? load(norm.bias + i, count) : set(0);
+        store(hn::MulAdd(normed, load(norm.weight + i, count), bias), to + i, count);
       });
     }
   });

@@ -55,22 +55,24 @@ at::Tensor halved_by_means(const at::Tensor& rows) {
 
 }  // namespace
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
-  if (x.dim() < 1 || weight.numel() != x.size(-1) || bias.numel() != x.size(-1))
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                    double eps) {
+  if (x.dim() < 1 || weight.numel() != x.size(-1) || (bias && bias->numel() != x.size(-1)))
     fail("rms_norm", "expected x (..., D), weight and bias (D), got {}, {} and {}", fmt::join(x.sizes(), "x"),
-         fmt::join(weight.sizes(), "x"), fmt::join(bias.sizes(), "x"));
-  const bool is_trained = at::GradMode::is_enabled() && (weight.requires_grad() || bias.requires_grad());
+         fmt::join(weight.sizes(), "x"), bias ? fmt::format("{}", fmt::join(bias->sizes(), "x")) : "no bias");
+  const bool is_trained =
+      at::GradMode::is_enabled() && (weight.requires_grad() || (bias && bias->requires_grad()));
   if (is_trained || !is_one_pass(x)) return reference::rms_norm(x, weight, bias, eps);
-  OpMark mark("kiln::rms_norm", x, weight, bias);
+  OpMark mark("kiln::rms_norm", x, weight, bias.value_or(at::Tensor()));
   const at::Tensor rows = x.contiguous(), out = at::empty_like(rows);
   const at::Tensor wide_weight = weight.to(at::kFloat).contiguous(),
-                   wide_bias = bias.to(at::kFloat).contiguous();
+                   wide_bias = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();
   const int64_t width = x.size(-1), num_rows = x.numel() / width;
   kLoop.on(x)(num_rows, std::max<int64_t>(kPieceElements / width, 1), [&](int64_t begin, int64_t end) {
     const cpu::RmsNormRows norm{.dtype = from_scalar_type(x.scalar_type()),
                                 .width = static_cast<size_t>(width),
                                 .weight = wide_weight.const_data_ptr<float>(),
-                                .bias = wide_bias.const_data_ptr<float>(),
+                                .bias = bias ? wide_bias.const_data_ptr<float>() : nullptr,
                                 .eps = static_cast<float>(eps)};
     const int64_t first = begin * width * x.element_size();
     cpu::rms_norm(norm, static_cast<const char*>(rows.const_data_ptr()) + first,
@@ -141,11 +143,14 @@ at::Tensor mean_of_channels(const at::Tensor& x, int64_t groups) {
 
 namespace reference {
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                    double eps) {
   const at::ScalarType math = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor rows = x.to(math),
-                   normed = rows * (rows.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
-  return (normed * weight.to(math) + bias.to(math)).to(x.scalar_type());
+  const at::Tensor rows = x.to(math);
+  const at::Tensor length = at::linalg_vector_norm(rows, 2, at::IntArrayRef{-1}, /*keepdim=*/true),
+                   normed = rows * (length.square() / rows.size(-1) + eps).rsqrt();
+  const at::Tensor weighted = normed * weight.to(math);
+  return (bias ? weighted + bias->to(math) : weighted).to(x.scalar_type());
 }
 
 at::Tensor pixels_to_channels(const at::Tensor& x) {
