@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <limits>
 #include <map>
-#include <numeric>
 
 #include "core/aten.h"
 #include "core/error.h"
@@ -78,31 +77,16 @@ class RateTable {
     return rates;
   }
 
-  // Fits what whole steps take beyond the sum of their operations: `op_overhead_s` for every operation
-  // (views, autograd, allocation), and a factor on all of them (other programs, caches that the operation
-  // before has filled). The overhead is the one with the least relative error, the factor the median of the
-  // steps.
+  // Fits a factor on all operations to what whole steps take beside `op_overhead_s` (other programs, caches
+  // that the operation before has filled): the median of the steps.
   void fit_steps(MachineProfile& profile) const {
     if (steps_.empty()) return;
-    profile.op_overhead_s = 0;
-    std::vector<double> in_ops;
-    for (const StepTiming& step : steps_) in_ops.push_back(price_step(step.spans, profile).seconds);
-    double least_error = std::numeric_limits<double>::infinity(), share = 1;
-    for (double overhead = 0; overhead <= kMostOverhead; overhead += kMostOverhead / kOverheads) {
-      std::vector<double> ratios;
-      for (size_t i = 0; i < steps_.size(); ++i)
-        ratios.push_back((steps_[i].seconds - overhead * num_ops(steps_[i])) / in_ops[i]);
-      const double middle = std::clamp(median(ratios), kLeastShare, kMostShare);
-      std::vector<double> errors;
-      for (size_t i = 0; i < steps_.size(); ++i)
-        errors.push_back(
-            std::abs(std::log((middle * in_ops[i] + overhead * num_ops(steps_[i])) / steps_[i].seconds)));
-      const double error = std::accumulate(errors.begin(), errors.end(), 0.0);
-      if (error >= least_error) continue;
-      least_error = error;
-      share = middle;
-      profile.op_overhead_s = overhead;
+    std::vector<double> ratios;
+    for (const StepTiming& step : steps_) {
+      const double overheads = num_ops(step) * profile.op_overhead_s;
+      ratios.push_back((step.seconds - overheads) / (price_step(step.spans, profile).seconds - overheads));
     }
+    const double share = std::clamp(median(ratios), kLeastShare, kMostShare);
     for (auto& [key, points] : profile.rates)
       for (RatePoint& point : points) point.seconds *= share;
     for (const StepTiming& step : steps_) add_step(profile, step);
@@ -116,8 +100,6 @@ class RateTable {
   static double num_ops(const StepTiming& step) { return static_cast<double>(ops_of(step.spans).size()); }
 
   static constexpr double kLeastShare = 0.5, kMostShare = 1.5;  // outside this range something else went on
-  static constexpr double kMostOverhead = 40e-6;
-  static constexpr int kOverheads = 80;
 
   std::map<std::string, std::map<Shape, Seen>> seen_;
   std::vector<StepTiming> steps_;
@@ -219,6 +201,22 @@ std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Devi
   return kinds;
 }
 
+// Returns the seconds between two operations (views, autograd, allocation), of a model so small that they are
+// a large part of its step: in other steps the clock's disturbances are larger than they are.
+double measure_overhead(at::Device device) {
+  const Family& family = denoiser_families().front();
+  TrainOptions options = calibration_step(family, family.calibration.front(), at::kFloat, device);
+  options.model.hidden_size = 64;
+  options.model.num_heads = 2;
+  options.model.depth = 12;
+  options.data.image_size = 64;
+  options.global_batch = options.micro_batch = 1;
+  const StepTiming timing = time_steps(options, device, {.plain = 40, .watched = 10});
+  double in_ops = 0, count = 0;
+  for (const OpRecord& op : ops_of(timing.spans)) in_ops += op.seconds, ++count;
+  return std::max(0.0, timing.least_seconds - in_ops) / count;
+}
+
 // Measures all kinds in turn, twice. That averages over what else goes on for a while and over how fast
 // memory is meanwhile.
 void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
@@ -237,6 +235,7 @@ void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
   if (!readings.empty()) profile.clock = middle_of(readings);
   profile.operations = {};
   profile.rates = table.points();
+  profile.op_overhead_s = measure_overhead(device) / profile.speed.product;
   table.fit_steps(profile);
 }
 
