@@ -5,7 +5,7 @@
 // tokens. Sums are f32, rounded once.
 //
 // Everything from here to the end of the including file, lambdas and instantiations included, is compiled for
-// AVX-512; attention_supported() guards it. Nothing from a shared header may be instantiated after this
+// AVX-512; uses_avx512() guards it. Nothing from a shared header may be instantiated after this
 // include.
 #pragma once
 #include <immintrin.h>

@@ -1,13 +1,15 @@
-// Attention of one head on processors without AVX-512. A block of queries meets a block of keys, both as f32
-// in the caches. Scores lie transposed, (keys, queries), so a vector holds neighbouring queries, and softmax
-// needs no sum across lanes. Its maximum and sum follow the blocks of keys (Dao et al. 2022, algorithm 1).
+// Attention of one head on processors without AVX-512, or to few keys. A block of queries meets a block of
+// keys, both as f32 in the caches. Scores lie transposed, (keys, queries), so a vector holds neighbouring
+// queries, and softmax needs no sum across lanes. Its maximum and sum follow the blocks of keys (Dao et al.
+// 2022, algorithm 1).
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/attention_vectors.cpp"
 #include <hwy/foreach_target.h>
-#include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
+
+#include <hwy/contrib/math/math-inl.h>
 
 #include <algorithm>
 
