@@ -119,7 +119,7 @@ void set_convolution(OpRecord& op, const at::Tensor& weight, int64_t pixels) {
 
 // The first operand meets a weight.
 const std::set<std::string_view> kLayers = {"kiln::affine", "kiln::affine_gelu", "aten::convolution",
-                                            "kiln::glu_depthwise_conv"};
+                                            "kiln::conv_forward", "kiln::glu_depthwise_conv"};
 // A CPU's kernels that make several products at once and are priced by their bytes.
 const std::set<std::string_view> kManyProducts = {"kiln::glu_depthwise_conv", "kiln::relu_linear_attention"};
 
@@ -178,6 +178,10 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
        [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0); }},
       {"aten::convolution_backward",
        [](OpRecord& op, const Tensors& in) { set_convolution(op, in[2], in[0].numel() / in[0].size(1)); }},
+      {"kiln::conv_forward",
+       [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0); }},
+      {"kiln::conv_grad_x",
+       [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], in[0].numel() / in[0].size(1)); }},
       {"kiln::conv_grad_weight",
        [](OpRecord& op, const Tensors& in) { set_convolution(op, in[2], in[0].numel() / in[0].size(1)); }}};
   return table;

@@ -73,7 +73,7 @@ void multiply_add_tiles(int sum, int a, int b) {
 #include "ops/cpu/attention_tiles.cpp"
 #pragma GCC pop_options
 
-#if KILN_AVX512_ATTENTION
+#if KILN_AVX512_KERNELS
 namespace kiln::ops::cpu {
 namespace {
 

@@ -1,5 +1,4 @@
-// conv2d where a CPU only stores the compute dtype, behind a norm, and with Kiln's own gradient of its
-// weight.
+// conv2d where a CPU only stores the compute dtype, behind a norm, and by Kiln's own kernels.
 #include "ops/pictures/convolution.h"
 #include "ops/checks.h"
 #include "ops/gradient_memory.h"
@@ -49,53 +48,101 @@ TEST(Convolution, FrozenPassesTheGradientOn) {
   }
 }
 
-// The gradient of a 3x3 weight
+// Kiln's own 3x3 convolutions
 
-struct GradWeightCase {
-  int64_t batch, in, out, height, width, padding;
+struct OwnCase {
+  int64_t batch, in, out, height, width, padding, stride = 1;
 };
 
-class ConvGradWeight : public ::testing::TestWithParam<GradWeightCase> {
+class OwnConvolution : public ::testing::TestWithParam<OwnCase> {
  protected:
-  const GradWeightCase c_ = GetParam();
-  const ConvolutionShape shape_{.padding = c_.padding};
-  const at::Tensor weight_ = at::empty({c_.out, c_.in, 3, 3});
+  const OwnCase c_ = GetParam();
+  const ConvolutionShape shape_{.stride = c_.stride, .padding = c_.padding};
+  const at::Tensor weight_ = randn({c_.out, c_.in, 3, 3}, kF32, 3), bias_ = randn({c_.out}, kF32, 4);
 
   at::Tensor x(at::ScalarType dtype) const {
     return randn({c_.batch, c_.in, c_.height, c_.width}, dtype, 1).contiguous(at::MemoryFormat::ChannelsLast);
   }
   at::Tensor grad(at::ScalarType dtype) const {
-    const auto side = [&](int64_t size) { return size + 2 * c_.padding - 2; };
+    const auto side = [&](int64_t size) { return (size + 2 * c_.padding - 3) / c_.stride + 1; };
     return randn({c_.batch, c_.out, side(c_.height), side(c_.width)}, dtype, 2)
         .contiguous(at::MemoryFormat::ChannelsLast);
   }
+  // The gradients of x and of the weight that ATen computes in f64.
+  Tensors wanted(at::ScalarType dtype) const {
+    const auto [of_x, of_weight, none] = at::convolution_backward(
+        grad(dtype).to(at::kDouble), x(dtype).to(at::kDouble), weight_.to(dtype).to(at::kDouble),
+        std::nullopt, {c_.stride, c_.stride}, {c_.padding, c_.padding}, {1, 1}, /*transposed=*/false, {0, 0},
+        /*groups=*/1, {true, true, false});
+    return {of_x, of_weight};
+  }
+  // The dtypes that this processor's kernels of AVX-512 take, at any number of pixels.
+  std::vector<at::ScalarType> served() const {
+    std::vector<at::ScalarType> dtypes;
+    for (const at::ScalarType dtype : {kF32, kBf16}) {
+      const at::Tensor pixel = at::zeros({1, 16, 3, 3}, dtype).contiguous(at::MemoryFormat::ChannelsLast);
+      const bool has_channels = dtype == kF32 || (c_.in % 2 == 0 && c_.out % 2 == 0);
+      if (has_channels && has_conv_forward(pixel, at::zeros({16, 16, 3, 3}, dtype), {.padding = 1}))
+        dtypes.push_back(dtype);
+    }
+    return dtypes;
+  }
 };
 
-TEST_P(ConvGradWeight, IsThatOfATenInF64) {
-  for (const at::ScalarType dtype : {kF32, kBf16, kFp16}) {
+TEST_P(OwnConvolution, ForwardAndGradientOfTheInputAreThoseOfATenInF64) {
+  for (const at::ScalarType dtype : served()) {
     SCOPED_TRACE(::testing::Message() << dtype);
-    const at::Tensor got = conv_grad_weight(grad(dtype), x(dtype), weight_, shape_);
-    const at::Tensor want = std::get<1>(at::convolution_backward(
-        grad(dtype).to(at::kDouble), x(dtype).to(at::kDouble), weight_.to(at::kDouble), std::nullopt, {1, 1},
-        {c_.padding, c_.padding}, {1, 1}, /*transposed=*/false, {0, 0}, /*groups=*/1, {false, true, false}));
-    EXPECT_EQ(got.scalar_type(), dtype);
-    EXPECT_TRUE(got.is_contiguous());
-    expect_close(got, want, tolerance_of(dtype));
+    const at::Tensor weight = weight_.to(dtype), bias = bias_.to(dtype);
+    const at::Tensor got = conv_forward(x(dtype), weight, bias, shape_);
+    EXPECT_TRUE(got.is_contiguous(at::MemoryFormat::ChannelsLast));
+    expect_close(got,
+                 at::conv2d(x(dtype).to(at::kDouble), weight.to(at::kDouble), bias.to(at::kDouble),
+                            {c_.stride, c_.stride}, {c_.padding, c_.padding}),
+                 tolerance_of(dtype));
+    const at::Tensor without = conv_forward(x(dtype), weight, std::nullopt, shape_);
+    expect_close(without,
+                 at::conv2d(x(dtype).to(at::kDouble), weight.to(at::kDouble), {}, {c_.stride, c_.stride},
+                            {c_.padding, c_.padding}),
+                 tolerance_of(dtype));
+    if (c_.stride > 1) continue;
+    const at::Tensor of_x = conv_grad_x(grad(dtype), x(dtype).sizes(), weight, shape_);
+    EXPECT_TRUE(of_x.is_contiguous(at::MemoryFormat::ChannelsLast));
+    expect_close(of_x, wanted(dtype)[0], tolerance_of(dtype));
   }
 }
 
-TEST_P(ConvGradWeight, ThreadCountDoesNotMatter) {
-  expect_same_bits_on_threads(
-      [&] { return Tensors{conv_grad_weight(grad(kF32), x(kF32), weight_, shape_)}; });
+TEST_P(OwnConvolution, GradientOfTheWeightIsThatOfATenInF64) {
+  for (const at::ScalarType dtype : {kF32, kBf16, kFp16}) {
+    if (c_.stride > 1 && std::ranges::count(served(), dtype) == 0) continue;
+    SCOPED_TRACE(::testing::Message() << dtype);
+    const at::Tensor got = conv_grad_weight(grad(dtype), x(dtype), weight_, shape_);
+    EXPECT_EQ(got.scalar_type(), dtype);
+    EXPECT_TRUE(got.is_contiguous());
+    expect_close(got, wanted(dtype)[1], tolerance_of(dtype));
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, ConvGradWeight,
-    ::testing::Values(GradWeightCase{2, 5, 7, 9, 6, 1}, GradWeightCase{3, 70, 100, 5, 11, 1},
-                      GradWeightCase{1, 33, 50, 12, 7, 0}, GradWeightCase{2, 16, 48, 3, 3, 0},
-                      GradWeightCase{1, 1, 1, 1, 1, 1}, GradWeightCase{2, 160, 96, 20, 20, 1},
-                      GradWeightCase{2, 17, 20, 40, 5, 2}, GradWeightCase{2, 20, 17, 2, 127, 1},
-                      GradWeightCase{2, 20, 17, 2, 300, 1}));
+TEST_P(OwnConvolution, ThreadCountDoesNotMatter) {
+  const bool has_forward = std::ranges::count(served(), kF32) > 0;
+  expect_same_bits_on_threads([&] {
+    Tensors parts;
+    if (has_forward) parts.push_back(conv_forward(x(kF32), weight_, bias_, shape_));
+    if (has_forward && c_.stride == 1)
+      parts.push_back(conv_grad_x(grad(kF32), x(kF32).sizes(), weight_, shape_));
+    if (has_forward || c_.stride == 1)
+      parts.push_back(conv_grad_weight(grad(kF32), x(kF32), weight_, shape_));
+    return parts;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, OwnConvolution,
+                         ::testing::Values(OwnCase{2, 5, 7, 9, 6, 1}, OwnCase{3, 70, 100, 5, 11, 1},
+                                           OwnCase{1, 33, 50, 12, 7, 0}, OwnCase{2, 16, 48, 3, 3, 0},
+                                           OwnCase{1, 1, 1, 1, 1, 1}, OwnCase{2, 160, 96, 20, 20, 1},
+                                           OwnCase{2, 17, 20, 40, 5, 2}, OwnCase{2, 20, 17, 2, 127, 1},
+                                           OwnCase{2, 20, 17, 2, 300, 1}, OwnCase{1, 2, 2, 1, 1, 1},
+                                           OwnCase{3, 38, 130, 9, 7, 1, 2}, OwnCase{2, 150, 34, 8, 8, 1, 2},
+                                           OwnCase{4, 64, 6, 4, 4, 1}, OwnCase{1, 66, 54, 4, 12, 2}));
 
 TEST(Convolution, WritesTheGradientOfItsWeightWhereItIsKept) {
   const at::Tensor x = randn({2, 16, 6, 5}, kF32, 1).contiguous(at::MemoryFormat::ChannelsLast),

@@ -106,6 +106,23 @@ TEST_F(InstructionSets, Features) {
   }
 }
 
+TEST_F(InstructionSets, Convolution) {
+  for (auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = randn({2, 70, 9, 7}, dtype, 1).contiguous(at::MemoryFormat::ChannelsLast);
+    const Function convolved = [=](const Tensors& in) {
+      return conv2d(in[0], in[1], in[2], {.padding = 1}, dtype);
+    };
+    const Tensors inputs = {x, randn({50, 70, 3, 3}, dtype, 2), randn({50}, dtype, 3)};
+    expect_agreement(
+        [&] {
+          Tensors all = gradients(convolved, inputs, randn({2, 50, 9, 7}, dtype, 4));
+          all.push_back(convolved(inputs));
+          return all;
+        },
+        dtype == at::kFloat ? 1e-5 : 1.0 / 128);
+  }
+}
+
 TEST_F(InstructionSets, GradientOfAConvolutionsWeight) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto pixels = [&](int64_t channels, uint64_t seed) {

@@ -42,6 +42,8 @@ const std::vector<DeviceOps>& documented_differences() {
       // ATen's attention on a GPU leaves the gradients of q, k and v apart.
       {{"kiln::packed_attention_backward"}, {"kiln::pack_heads"}},
       // These have kernels on a CPU alone.
+      {{"kiln::conv_forward"}, {"aten::convolution"}},
+      {{"kiln::conv_grad_x"}, {"aten::convolution_backward"}},
       {{"kiln::conv_grad_weight"}, {"aten::convolution_backward"}},
       {{"kiln::relu_linear_attention"},
        {"aten::_to_copy", "aten::copy_", "aten::clamp_min", "aten::clone", "aten::bmm", "aten::sum",

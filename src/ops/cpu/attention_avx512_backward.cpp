@@ -1,7 +1,8 @@
 // Backward attention of one head in AVX-512.
 #include "ops/cpu/attention_kernel.h"
+#include "ops/cpu/instruction_set.h"
 
-#if KILN_AVX512_ATTENTION
+#if KILN_AVX512_KERNELS
 #include "ops/cpu/attention_avx512-inl.h"
 
 namespace kiln::ops::cpu {

@@ -3,15 +3,14 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "core/aten.h"
 #include "core/cpu_level.h"
 #include "core/error.h"
 #include "ops/cpu/attention_kernel.h"
 #include "ops/cpu/instruction_set.h"
+#include "ops/cpu/thread_scratch.h"
 #include "ops/kernels.h"
 
 namespace kiln::ops::cpu {
@@ -32,7 +31,7 @@ struct HeadKernels {
 // there.
 bool has_avx512(const AttentionHeads& heads) {
   constexpr int64_t kFewKeys = 16;
-  return KILN_AVX512_ATTENTION && chosen_avx512() && heads.mean_keys() > kFewKeys;
+  return KILN_AVX512_KERNELS && chosen_avx512() && heads.mean_keys() > kFewKeys;
 }
 
 bool uses_avx512(const AttentionHeads& heads, AttentionType type) {
@@ -41,26 +40,11 @@ bool uses_avx512(const AttentionHeads& heads, AttentionType type) {
 }
 
 HeadKernels kernels_of(const AttentionHeads& heads) {
-#if KILN_AVX512_ATTENTION
+#if KILN_AVX512_KERNELS
   if (uses_avx512(heads, type_of(heads.q)))
     return {avx512_forward_scratch, avx512_backward_scratch, avx512_forward_head, avx512_backward_head};
 #endif
   return {vector_forward_scratch, vector_backward_scratch, vector_forward_head, vector_backward_head};
-}
-
-thread_local std::unique_ptr<void, decltype(&std::free)> scratch_memory(nullptr, std::free);
-thread_local std::size_t scratch_memory_bytes = 0;
-
-// Returns scratch of this thread, which is kept for its next call: fresh pages cost more than the work on
-// small heads.
-void* thread_scratch(std::size_t bytes) {
-  if (scratch_memory_bytes < bytes) {
-    scratch_memory.reset();
-    scratch_memory.reset(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-    scratch_memory_bytes = scratch_memory ? bytes : 0;
-    if (!scratch_memory) fail("attention", "expected {} bytes of scratch, got none: out of memory", bytes);
-  }
-  return scratch_memory.get();
 }
 
 // One head's tokens.

@@ -5,13 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-// 1 if the compiler can build the kernels.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define KILN_AVX512_ATTENTION 1
-#else
-#define KILN_AVX512_ATTENTION 0
-#endif
-
 namespace kiln::ops::cpu {
 
 enum class AttentionType { kF32, kBF16 };

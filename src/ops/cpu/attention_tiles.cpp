@@ -1,11 +1,12 @@
 #include "ops/cpu/attention_kernel.h"
+#include "ops/cpu/instruction_set.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core/cpu_level.h"
 
-#if KILN_AVX512_ATTENTION
+#if KILN_AVX512_KERNELS
 
 namespace kiln::ops::cpu {
 

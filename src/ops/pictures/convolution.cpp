@@ -1,6 +1,6 @@
 // Convolutions are those of oneDNN and cuDNN. Kiln adds 16-bit storage on CPUs that multiply in f32, frozen
-// convolutions that do not keep their input, those that normalise it again, the gradient of a 3x3 weight
-// (ops/pictures/convolution.h), and the convolutions of dry runs (ops/planned/aten.cpp).
+// convolutions that do not keep their input, those that normalise it again, 3x3 kernels on a CPU where its
+// own are faster (ops/pictures/convolution.h), and the convolutions of dry runs (ops/planned/aten.cpp).
 #include "ops/pictures/convolution.h"
 
 #include <fmt/ranges.h>
@@ -39,6 +39,10 @@ ConvolutionGrads convolution_grads(const at::Tensor& grad, const at::Tensor& x, 
     }
     wanted = {wanted[0], false, false};
   }
+  if (wanted[0] && has_conv_grad_x(grad, sizes, format, weight, shape)) {
+    found.x = conv_grad_x(grad, sizes, weight, shape);
+    wanted[0] = false;
+  }
   if (!wanted[0] && !wanted[1] && !wanted[2]) return found;
   const at::ScalarType stored = weight.scalar_type(), dtype = product_dtype(weight.device(), stored);
   const at::Tensor wide_grad = grad.to(dtype), wide_weight = weight.to(dtype);
@@ -55,6 +59,14 @@ ConvolutionGrads convolution_grads(const at::Tensor& grad, const at::Tensor& x, 
   if (wanted[1]) found.weight = grad_weight.to(stored);
   if (wanted[2]) found.bias = grad_bias.to(stored);
   return found;
+}
+
+// conv2d without autograd, of operands of one dtype.
+at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                    const ConvolutionShape& shape) {
+  if (has_conv_forward(x, weight, shape)) return conv_forward(x, weight, bias, shape);
+  return at::conv2d(x, weight, bias, {shape.stride, shape.stride}, {shape.padding, shape.padding}, {1, 1},
+                    shape.groups);
 }
 
 std::optional<at::Tensor> cast_or_none(const std::optional<at::Tensor>& tensor, at::ScalarType dtype) {
@@ -87,9 +99,7 @@ struct Convolution : torch::autograd::Function<Convolution> {
     ctx->save_for_backward({is_trained || has_norm ? x : none, weight, bias.value_or(none),
                             norm_weight.value_or(none), norm_bias.value_or(none), normed.statistics.mean,
                             normed.statistics.rstd});
-    return at::conv2d(input.to(dtype), weight.to(dtype), cast_or_none(bias, dtype),
-                      {shape.stride, shape.stride}, {shape.padding, shape.padding}, {1, 1}, shape.groups)
-        .to(stored);
+    return convolve(input.to(dtype), weight.to(dtype), cast_or_none(bias, dtype), shape).to(stored);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
@@ -153,8 +163,11 @@ at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in,
   const bool has_graph = at::GradMode::is_enabled();
   const bool is_frozen = !weight.requires_grad() && !(bias && bias->requires_grad());
   const bool may_drop_input = is_frozen && x.requires_grad() && has_graph;
-  const bool has_own_grad = has_graph && weight.requires_grad() && has_conv_grad_weight(x, weight, shape);
-  if (!may_drop_input && !has_own_grad && product_dtype(x.device(), compute_dtype) == compute_dtype)
+  const bool has_own_part = has_conv_forward(x, weight, shape) ||
+                            (has_graph && weight.requires_grad() && has_conv_grad_weight(x, weight, shape)) ||
+                            (has_graph && x.requires_grad() &&
+                             has_conv_grad_x(x, x.sizes(), convolution_format(x, weight), weight, shape));
+  if (!may_drop_input && !has_own_part && product_dtype(x.device(), compute_dtype) == compute_dtype)
     return at::conv2d(x, weight, bias, {shape.stride, shape.stride}, {shape.padding, shape.padding}, {1, 1},
                       shape.groups);
   const std::optional<at::Tensor> no_norm;

@@ -5,7 +5,7 @@
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/convolution.cpp"
+#define HWY_TARGET_INCLUDE "ops/cpu/pictures/convolution_vectors.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -4,7 +4,7 @@
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/glu_conv.cpp"
+#define HWY_TARGET_INCLUDE "ops/cpu/pictures/glu_conv.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

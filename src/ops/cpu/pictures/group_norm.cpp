@@ -3,7 +3,7 @@
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/group_norm.cpp"
+#define HWY_TARGET_INCLUDE "ops/cpu/pictures/group_norm.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

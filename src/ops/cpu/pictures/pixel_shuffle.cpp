@@ -2,7 +2,7 @@
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/pixel_shuffle.cpp"
+#define HWY_TARGET_INCLUDE "ops/cpu/pictures/pixel_shuffle.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -1,0 +1,65 @@
+// 3x3 convolutions of channels-last pictures without groups as products that gather their patches, for
+// AVX-512, torch-free. Elements are f32, or bf16 with even numbers of channels. Each function does a piece of
+// the work, so that the caller chooses the threads; no bit depends on how it is shared out.
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace kiln::ops::cpu {
+
+struct Conv3x3 {
+  Dtype dtype;
+  int64_t batch, height, width, in_channels, out_height, out_width, out_channels, stride, padding;
+};
+
+// The result, or the gradient of the input (with a stride of 1), as the product of the weight as it lies in
+// memory and the patches of all pixels: the values under the kernel, a column for each pixel. Its time is
+// that of its multiplications even where a picture has fewer pixels than the weight has columns.
+struct PatchProduct {
+  Conv3x3 conv;
+  bool is_grad_x;
+  const void* values = nullptr;  // (batch, height, width, in_channels), or the result's gradient in its sizes
+  const void* weight = nullptr;  // (out_channels, in_channels, 3, 3)
+  const void* bias = nullptr;    // (out_channels), or none
+  void* result = nullptr;        // channels-last
+
+  int64_t channels() const { return is_grad_x ? conv.out_channels : conv.in_channels; }  // of the values
+  int64_t rows() const { return is_grad_x ? conv.in_channels : conv.out_channels; }
+  int64_t pixels() const {  // of the result
+    return conv.batch * (is_grad_x ? conv.height * conv.width : conv.out_height * conv.out_width);
+  }
+};
+
+int64_t patches_bytes(const PatchProduct& product);  // 64-byte aligned
+int64_t num_patch_pieces(const PatchProduct& product);
+void pack_patches(const PatchProduct& product, int64_t piece, void* patches);
+
+inline constexpr int64_t kPatchRows = 48, kPatchPixels = 256;  // of the result that are computed at once
+// Computes rows [row, row + kPatchRows) at pixels [pixel, pixel + kPatchPixels), where there are as many.
+void multiply_patches(const PatchProduct& product, const void* patches, int64_t row, int64_t pixel);
+
+// The gradient of the weight: the product of the result's gradient and the patches, over all pixels.
+struct WeightGradient {
+  Conv3x3 conv;
+  const void* x = nullptr;     // (batch, height, width, in_channels)
+  const void* grad = nullptr;  // (batch, out_height, out_width, out_channels)
+  void* result = nullptr;      // (out_channels, in_channels, 3, 3)
+
+  int64_t pixels() const { return conv.batch * conv.out_height * conv.out_width; }
+};
+
+// The gradients as they are multiplied, and which pixels of x meet each of them.
+int64_t packed_grad_bytes(const WeightGradient& product);  // 64-byte aligned
+inline constexpr int64_t kGradPixels = 64;                 // of a piece
+void pack_grad(const WeightGradient& product, int64_t first_pixel, void* packed);
+
+inline constexpr int64_t kGradChannels = 16;  // of the input, whose gradients are computed at once
+// Scratch of one call in bytes, 64-byte aligned.
+int64_t weight_gradient_scratch(const WeightGradient& product);
+// Computes the gradients from input channels [in, in + kGradChannels) to output channels [out, out +
+// num_out). `out` is a multiple of 6.
+void multiply_grad(const WeightGradient& product, const void* packed, int64_t in, int64_t out,
+                   int64_t num_out, void* scratch);
+
+}  // namespace kiln::ops::cpu
