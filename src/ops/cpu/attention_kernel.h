@@ -68,9 +68,6 @@ void vector_backward_head(AttentionType type, const AttentionBackward& args, voi
 
 // One head in bf16 by matrix tiles (AMX): the work that the AVX-512 kernels do on other processors.
 
-// True if this processor has tiles and the system lets the process use them.
-bool has_matrix_tiles();
-
 std::size_t tiles_forward_scratch(const AttentionSizes& sizes);
 std::size_t tiles_backward_scratch(const AttentionSizes& sizes);
 void tiles_forward_head(const AttentionForward& args, int64_t row_begin, int64_t row_end, void* scratch);

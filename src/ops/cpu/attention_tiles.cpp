@@ -1,26 +1,7 @@
 #include "ops/cpu/attention_kernel.h"
 #include "ops/cpu/instruction_set.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include "core/cpu_level.h"
-
 #if KILN_AVX512_KERNELS
-
-namespace kiln::ops::cpu {
-
-// Linux gives a process the tiles' registers on request.
-bool has_matrix_tiles() {
-  static const bool has = [] {
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return cpu_level() >= CpuLevel::kAmx && ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return has;
-}
-
-}  // namespace kiln::ops::cpu
-
 #include "ops/cpu/attention_tiles-inl.h"
 
 namespace kiln::ops::cpu {

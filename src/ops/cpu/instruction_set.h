@@ -13,4 +13,7 @@ namespace kiln::ops::cpu {
 // True if it is AVX-512 with F, BW, CD, DQ and VL.
 bool chosen_avx512();
 
+// True if this processor has matrix tiles of bf16 (AMX) and the system lets the process use them.
+bool has_matrix_tiles();
+
 }  // namespace kiln::ops::cpu

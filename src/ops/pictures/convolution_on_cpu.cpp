@@ -110,11 +110,11 @@ void grad_weight_by_patches(cpu::WeightGradient product, const at::Tensor& grad,
   void* const memory = packed.mutable_data_ptr();
   parallel_pieces(product.pixels(), cpu::kGradPixels,
                   [&](int64_t pixel, int64_t) { cpu::pack_grad(product, pixel, memory); });
-  // Few input channels make too few pieces, so output channels are divided as well: in tiles of six.
-  constexpr int64_t kTile = 6, kFewestChannels = 96, kPieces = 32;
+  // Few input channels make too few pieces, so output channels are divided as well.
+  constexpr int64_t kFewestChannels = 96, kPieces = 32;
   const int64_t out = grad.size(1), along_in = at::divup(x.size(1), cpu::kGradChannels),
                 divided = std::clamp<int64_t>(out / kFewestChannels, 1, at::divup(kPieces, along_in)),
-                num_out = at::divup(at::divup(out, divided), kTile) * kTile,
+                num_out = at::divup(at::divup(out, divided), cpu::kGradRows) * cpu::kGradRows,
                 along_out = at::divup(out, num_out);
   const auto scratch_bytes = static_cast<size_t>(cpu::weight_gradient_scratch(product));
   parallel_pieces(along_in * along_out, 1, [&](int64_t piece, int64_t) {
@@ -149,12 +149,13 @@ bool is_3x3(const at::Tensor& values, at::MemoryFormat format, const at::Tensor&
          values.numel() > 0 && weight.is_contiguous();
 }
 
-// True if AVX-512's kernels take the dtype and the channels.
+// True if AVX-512's kernels, or those of matrix tiles, take the dtype and the channels.
 bool has_patches(at::ScalarType dtype, const at::Tensor& weight) {
   if (!KILN_AVX512_KERNELS || !cpu::chosen_avx512()) return false;
   if (dtype == at::kFloat) return true;
-  return dtype == at::kBFloat16 && cpu_level() == CpuLevel::kAvx512Bf16 && weight.size(0) % 2 == 0 &&
-         weight.size(1) % 2 == 0;
+  const int64_t divisor = cpu::has_matrix_tiles() ? cpu::kTileChannels : 2;
+  return dtype == at::kBFloat16 && cpu_level() >= CpuLevel::kAvx512Bf16 && weight.size(0) % divisor == 0 &&
+         weight.size(1) % divisor == 0;
 }
 
 // Fills `out` with the product.

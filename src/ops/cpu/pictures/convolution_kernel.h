@@ -54,6 +54,7 @@ int64_t packed_grad_bytes(const WeightGradient& product);  // 64-byte aligned
 inline constexpr int64_t kGradPixels = 64;                 // of a piece
 void pack_grad(const WeightGradient& product, int64_t first_pixel, void* packed);
 
+inline constexpr int64_t kGradRows = 32;
 inline constexpr int64_t kGradChannels = 16;  // of the input, whose gradients are computed at once
 // Scratch of one call in bytes, 64-byte aligned.
 int64_t weight_gradient_scratch(const WeightGradient& product);
@@ -61,5 +62,12 @@ int64_t weight_gradient_scratch(const WeightGradient& product);
 // num_out). `out` is a multiple of 6.
 void multiply_grad(const WeightGradient& product, const void* packed, int64_t in, int64_t out,
                    int64_t num_out, void* scratch);
+
+// What multiply_patches() and multiply_grad() do in bf16 by matrix tiles (AMX), which take 16 rows and pairs
+// of 16 channels: all numbers of channels are divisible by 32.
+inline constexpr int64_t kTileChannels = 32;
+void tiles_multiply_patches(const PatchProduct& product, const void* patches, int64_t row, int64_t pixel);
+void tiles_multiply_grad(const WeightGradient& product, const void* packed, int64_t in, int64_t out,
+                         int64_t num_out, void* scratch);
 
 }  // namespace kiln::ops::cpu

@@ -1,5 +1,5 @@
-// The attention kernels of matrix tiles (AMX), whose tile instructions stand here in plain code: so every
-// processor with AVX-512's bf16 tests them.
+// The kernels of matrix tiles (AMX), whose tile instructions stand here in plain code: so every processor
+// with AVX-512's bf16 tests them.
 #include <gtest/gtest.h>
 #include <immintrin.h>
 
@@ -62,15 +62,17 @@ void multiply_add_tiles(int sum, int a, int b) {
 #define _tile_stored store_tile
 #define _tile_dpbf16ps multiply_add_tiles
 // Beside the program's own.
-#define has_matrix_tiles emulated_has_matrix_tiles
 #define tiles_forward_scratch emulated_forward_scratch
 #define tiles_backward_scratch emulated_backward_scratch
 #define tiles_forward_head emulated_forward_head
 #define tiles_backward_head emulated_backward_head
+#define tiles_multiply_patches emulated_multiply_patches
+#define tiles_multiply_grad emulated_multiply_grad
 
 // This file's own functions are for every processor.
 #pragma GCC push_options
 #include "ops/cpu/attention_tiles.cpp"
+#include "ops/cpu/pictures/convolution_tiles.cpp"
 #pragma GCC pop_options
 
 #if KILN_AVX512_KERNELS
@@ -194,6 +196,113 @@ TEST(AttentionTiles, EqualTheKernelsForVectors) {
     expect_near(floats_of(tiled.grad_q), floats_of(expected.grad_q), "gradient of q");
     expect_near(tiled.grad_k, expected.grad_k, "gradient of k");
     expect_near(tiled.grad_v, expected.grad_v, "gradient of v");
+  }
+}
+
+// A convolution with everything that it reads and writes.
+struct ConvolutionCase {
+  Conv3x3 conv;
+  Tokens x, grad, weight, bias;
+
+  explicit ConvolutionCase(const Conv3x3& sizes)
+      : conv(sizes),
+        x(sizes.batch * sizes.height * sizes.width, sizes.in_channels, 0),
+        grad(sizes.batch * sizes.out_height * sizes.out_width, sizes.out_channels, 0),
+        weight(sizes.out_channels, 9 * sizes.in_channels, 0),
+        bias(1, sizes.out_channels, 0) {
+    std::mt19937 random(7);
+    for (Tokens* values : {&x, &grad, &weight, &bias}) values->fill(random);
+  }
+
+  // Calls body(pixel of the result, pixel of x, tap) for all that meet.
+  template <class Body>
+  void for_taps(const Body& body) const {
+    for (int64_t sample = 0; sample < conv.batch; ++sample)
+      for (int64_t y = 0; y < conv.out_height; ++y)
+        for (int64_t column = 0; column < conv.out_width; ++column)
+          for (int64_t tap = 0; tap < 9; ++tap) {
+            const int64_t row = y * conv.stride + tap / 3 - conv.padding,
+                          place = column * conv.stride + tap % 3 - conv.padding;
+            if (row < 0 || row >= conv.height || place < 0 || place >= conv.width) continue;
+            body((sample * conv.out_height + y) * conv.out_width + column,
+                 (sample * conv.height + row) * conv.width + place, tap);
+          }
+  }
+  // The result, or the gradient of x, in plain code.
+  std::vector<float> patches_in_plain_code(bool is_grad_x) const {
+    std::vector<float> result(is_grad_x ? x.values.size() : grad.values.size());
+    for (size_t i = 0; i < result.size() && !is_grad_x; ++i)
+      result[i] = widened(bias.values[i % bias.values.size()]);
+    for_taps([&](int64_t out, int64_t in, int64_t tap) {
+      for (int64_t o = 0; o < conv.out_channels; ++o)
+        for (int64_t c = 0; c < conv.in_channels; ++c) {
+          const float w = widened(weight.values[o * weight.stride + 9 * c + tap]);
+          if (is_grad_x)
+            result[in * x.stride + c] += w * widened(grad.values[out * grad.stride + o]);
+          else
+            result[out * grad.stride + o] += w * widened(x.values[in * x.stride + c]);
+        }
+    });
+    return result;
+  }
+  std::vector<float> grad_in_plain_code() const {
+    std::vector<float> result(weight.values.size());
+    for_taps([&](int64_t out, int64_t in, int64_t tap) {
+      for (int64_t o = 0; o < conv.out_channels; ++o)
+        for (int64_t c = 0; c < conv.in_channels; ++c)
+          result[o * weight.stride + 9 * c + tap] +=
+              widened(grad.values[out * grad.stride + o]) * widened(x.values[in * x.stride + c]);
+    });
+    return result;
+  }
+
+  std::vector<float> patches_by_tiles(bool is_grad_x) const {
+    Tokens result = is_grad_x ? x : grad;
+    const PatchProduct product{.conv = conv,
+                               .is_grad_x = is_grad_x,
+                               .values = (is_grad_x ? grad : x).values.data(),
+                               .weight = weight.values.data(),
+                               .bias = is_grad_x ? nullptr : bias.values.data(),
+                               .result = result.values.data()};
+    Memory patches(static_cast<size_t>(patches_bytes(product)));
+    for (int64_t piece = 0; piece < num_patch_pieces(product); ++piece)
+      pack_patches(product, piece, patches.get());
+    for (int64_t row = 0; row < product.rows(); row += kPatchRows)
+      for (int64_t pixel = 0; pixel < product.pixels(); pixel += kPatchPixels)
+        emulated_multiply_patches(product, patches.get(), row, pixel);
+    EXPECT_TRUE(patches.is_marked()) << "written beyond the patches";
+    return floats_of(result);
+  }
+  std::vector<float> grad_by_tiles() const {
+    Tokens result = weight;
+    const WeightGradient product{
+        .conv = conv, .x = x.values.data(), .grad = grad.values.data(), .result = result.values.data()};
+    Memory packed(static_cast<size_t>(packed_grad_bytes(product))),
+        scratch(static_cast<size_t>(weight_gradient_scratch(product)));
+    for (int64_t pixel = 0; pixel < product.pixels(); pixel += kGradPixels)
+      pack_grad(product, pixel, packed.get());
+    for (int64_t in = 0; in < conv.in_channels; in += kGradChannels)
+      for (int64_t out = 0; out < conv.out_channels; out += 2 * kGradRows)
+        emulated_multiply_grad(product, packed.get(), in, out,
+                               std::min(2 * kGradRows, conv.out_channels - out), scratch.get());
+    EXPECT_TRUE(packed.is_marked() && scratch.is_marked()) << "written beyond the scratch";
+    return floats_of(result);
+  }
+};
+
+TEST(ConvolutionTiles, EqualPlainCode) {
+  if (cpu_level_of_machine() < CpuLevel::kAvx512Bf16) GTEST_SKIP() << "no products of bf16";
+  for (const Conv3x3& sizes : {Conv3x3{Dtype::kBF16, 3, 4, 4, 64, 4, 4, 96, 1, 1},
+                               Conv3x3{Dtype::kBF16, 2, 13, 11, 32, 13, 11, 32, 1, 1},
+                               Conv3x3{Dtype::kBF16, 2, 9, 7, 96, 5, 4, 64, 2, 1},
+                               Conv3x3{Dtype::kBF16, 1, 3, 5, 32, 5, 7, 160, 1, 2}}) {
+    SCOPED_TRACE(::testing::Message() << sizes.in_channels << " to " << sizes.out_channels << " channels");
+    const ConvolutionCase convolution(sizes);
+    expect_near(convolution.patches_by_tiles(false), convolution.patches_in_plain_code(false), "forward");
+    if (sizes.stride == 1)
+      expect_near(convolution.patches_by_tiles(true), convolution.patches_in_plain_code(true),
+                  "gradient of x");
+    expect_near(convolution.grad_by_tiles(), convolution.grad_in_plain_code(), "gradient of the weight");
   }
 }
 
