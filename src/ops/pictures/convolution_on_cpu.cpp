@@ -130,7 +130,8 @@ constexpr Kernel<decltype(multiply_patches_on_cpu)> kPatches{.cpu = multiply_pat
 
 constexpr int64_t kFewestChannels = 16;  // fewer leave lanes idle
 // Most pixels of the result in a batch. For more oneDNN is as fast or faster, which brings the whole weight
-// into another order first: for 256 pixels that takes as long as a third of the products.
+// into another order first: for 256 pixels that takes as long as a third of the products. Measured with
+// AVX-512 and its products of bf16; matrix tiles, which multiply faster, only make that order weigh more.
 constexpr int64_t kMostPixels = 256, kMostGradPixels = 1024;
 
 int64_t num_pixels(at::IntArrayRef sizes) { return sizes[0] * sizes[2] * sizes[3]; }
@@ -188,9 +189,9 @@ at::Tensor conv_forward(const at::Tensor& x_in, const at::Tensor& weight,
                         const std::optional<at::Tensor>& bias, const ConvolutionShape& shape) {
   OpMark mark("kiln::conv_forward", x_in, weight);
   const at::Tensor x = x_in.contiguous(at::MemoryFormat::ChannelsLast);
-  const auto side = [&](int64_t d) { return (x.size(d) + 2 * shape.padding - 3) / shape.stride + 1; };
-  at::Tensor out =
-      at::empty({x.size(0), weight.size(0), side(2), side(3)}, x.options(), at::MemoryFormat::ChannelsLast);
+  at::Tensor out = at::empty(
+      {x.size(0), weight.size(0), side_of_result(x.size(2), shape), side_of_result(x.size(3), shape)},
+      x.options(), at::MemoryFormat::ChannelsLast);
   multiply_patches({.conv = sizes_of(x, out, shape), .is_grad_x = false}, x, weight, bias, out);
   mark.outputs(out);
   return out;

@@ -58,8 +58,8 @@ inline constexpr int64_t kGradRows = 32;
 inline constexpr int64_t kGradChannels = 16;  // of the input, whose gradients are computed at once
 // Scratch of one call in bytes, 64-byte aligned.
 int64_t weight_gradient_scratch(const WeightGradient& product);
-// Computes the gradients from input channels [in, in + kGradChannels) to output channels [out, out +
-// num_out). `out` is a multiple of 6.
+// Computes the gradients of the weights between input channels [in, in + kGradChannels) and output channels
+// [out, out + num_out). `out` is a multiple of kGradRows.
 void multiply_grad(const WeightGradient& product, const void* packed, int64_t in, int64_t out,
                    int64_t num_out, void* scratch);
 
