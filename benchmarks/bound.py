@@ -21,7 +21,8 @@ STEPS = {
     "Sana, width 512": "model=sana hidden-size=512 depth=8 num-heads=16 objective=flow global-batch=8 image-size=1024",
     "U-Net, half as wide": f"model=unet2d_condition objective=epsilon global-batch=4 image-size=256 model-config={HALF_UNET}",
 }
-PASSES = {"T5": "t5", "Gemma 2": "gemma2", "KL encode": "kl-encode", "KL decode": "kl-decode", "DC-AE encode": "dc-encode", "DC-AE decode": "dc-decode"}
+PASSES = {"T5": "t5", "Gemma 2": "gemma2", "KL encode": "kl-encode", "KL decode": "kl-decode", "DC-AE encode": "dc-encode", "DC-AE decode": "dc-decode",
+          "DiT-S/2, sampling": "dit-sample", "PixArt, sampling": "pixart-sample"}
 FOUND = re.compile(r"([\d.]+) ms for ([\d.]+) GFLOP: \*\*(\d+) % of the bound\*\* \(([\d.]+) ms\), (\d+) % of the peak")
 
 

@@ -2,7 +2,8 @@
 // processor, and which operations take the time: a table for benchmarks/results.
 //
 //   bench_step_operations [OPTION VALUE]...   options of kiln train without dashes: model DiT-S/2
-//   bench_step_operations pass NAME DTYPE     t5, gemma2, kl-encode, kl-decode, dc-encode or dc-decode, with
+//   bench_step_operations pass NAME DTYPE     t5, gemma2, kl-encode, kl-decode, dc-encode, dc-decode, or two
+//                                             guided steps of a sampler, dit-sample or pixart-sample, with
 //                                             random weights, in bf16 or f32
 //
 // The bound (docs/probe.md) is of the model's definition. "Its bound" is of an operation as it ran. The share
@@ -23,8 +24,11 @@
 #include "core/error.h"
 #include "core/measuring.h"
 #include "core/tensors.h"
+#include "diffusion/objective.h"
+#include "diffusion/sampler.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/forward_flops.h"
+#include "models/registry.h"
 #include "models/text/text_registry.h"
 #include "models/weights.h"
 #include "ops/op_recorder.h"
@@ -32,6 +36,7 @@
 #include "plan/price/step_timing.h"
 #include "plan/trace/ideal_step.h"
 #include "run/option_values.h"
+#include "sample/sampler_loop.h"
 #include "watch/step_bound.h"
 
 namespace kiln {
@@ -149,6 +154,40 @@ Measured autoencoder_pass(const nlohmann::json& config, bool encodes, int64_t ba
   return timed_pass(std::move(measured), [&] { pass(*autoencoder, at::kCPU); });
 }
 
+// Two steps of a sampler under guidance, as `kiln sample` runs them, without decoding.
+Measured sample_pass(const std::string& model, const nlohmann::json& config, Measured measured) {
+  constexpr int64_t kSteps = 2, kBatch = 8, kRows = 2 * kBatch;  // guidance doubles the rows
+  const auto outline = build_denoiser(model, config, {.device = at::kMeta});
+  const ConditioningShape& takes = outline->shape().conditioning;
+  const int64_t side = outline->shape().input_size;
+  const std::vector<SegmentWork> work =
+      forward_work(*outline, outline->shape().native_extent(), measured.dtype);
+  for (size_t i = 0; i < work.size(); ++i) {
+    IdealSegment& ideal = measured.ideal.emplace_back(
+        IdealSegment{.name = work[i].name, .flops = kSteps * kRows * work[i].flops});
+    for (const auto& parameter : outline->segments()[i]->parameters())
+      ideal.bytes += static_cast<double>(kSteps * parameter->value.numel()) *
+                     static_cast<double>(c10::elementSize(measured.dtype));
+  }
+  const auto denoiser = build_denoiser(model, config, {.compute_dtype = measured.dtype});
+  initialize_weights(*denoiser, /*seed=*/0);
+  freeze_weights(*denoiser, measured.dtype);
+  Conditioning cond;
+  if (takes.takes_labels()) cond.class_labels = at::arange(kBatch, at::kLong);
+  if (takes.takes_text())
+    cond.text = text_rows_of(at::randn({kBatch, takes.max_text_tokens, takes.text_width}), /*mask=*/{});
+  const auto sampler = make_sampler(sampler_config("ddpm", kSteps, objective_config("iddpm")));
+  const DenoiseFn denoise =
+      guided_denoiser(*denoiser, cond, unconditional(takes, cond), /*cfg_scale=*/4, CfgConvention::kModel);
+  std::vector<int64_t> images(kBatch);
+  std::iota(images.begin(), images.end(), 0);
+  const std::vector<int64_t> shape = {denoiser->shape().in_channels, side, side};
+  return timed_pass(std::move(measured), [&] {
+    run_sampler(*sampler, start_noise(0, images, shape), denoise,
+                [&](int64_t step) { return step_noise(0, images, shape, step); });
+  });
+}
+
 Measured measured_pass(const std::string& name, const std::string& dtype) {
   const c10::InferenceMode inference;
   Measured measured{.what = fmt::format("pass {} {}", name, dtype), .dtype = parse_compute_dtype(dtype)};
@@ -180,7 +219,14 @@ Measured measured_pass(const std::string& name, const std::string& dtype) {
     return autoencoder_pass(published_autoencoder(8, 4).config, encodes, 2, std::move(measured));
   if (name == "dc-encode" || name == "dc-decode")
     return autoencoder_pass(published_autoencoder(32, 32).config, encodes, 8, std::move(measured));
-  fail("step_operations", "expected t5, gemma2, kl-encode, kl-decode, dc-encode or dc-decode, got '{}'",
+  // The models of benchmarks/bound.py's steps.
+  if (name == "dit-sample") return sample_pass("DiT-S/2", nlohmann::json::object(), std::move(measured));
+  if (name == "pixart-sample")
+    return sample_pass("pixart", {{"input_size", 64}, {"hidden_size", 384}, {"depth", 12}, {"num_heads", 6}},
+                       std::move(measured));
+  fail("step_operations",
+       "expected t5, gemma2, kl-encode, kl-decode, dc-encode, dc-decode, dit-sample or pixart-sample, got "
+       "'{}'",
        name);
 }
 
