@@ -3,6 +3,7 @@
 
 #include "compare.h"
 #include "core/aten.h"
+#include "core/cpu_level.h"
 #include "ops/ops.h"
 #include "ops/pictures/convolution.h"
 
@@ -13,6 +14,8 @@ enum class Part { kForward, kGradX, kGradWeight };
 
 // Arguments: batch, channels in and out, side of the picture, stride.
 void convolution(benchmark::State& state, at::ScalarType dtype, Part part) {
+  static const bool is_lowered = (lower_cpu_level(), true);  // to KILN_CPU, before anything is computed
+  static_cast<void>(is_lowered);
   const at::NoGradGuard no_grad;
   const int64_t batch = state.range(0), in = state.range(1), out = state.range(2), side = state.range(3);
   const ops::ConvolutionShape shape{.stride = state.range(4), .padding = 1};

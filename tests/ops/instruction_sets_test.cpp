@@ -123,6 +123,21 @@ TEST_F(InstructionSets, Convolution) {
   }
 }
 
+// Of every instruction set, whichever part a processor takes from another library.
+TEST_F(InstructionSets, ConvolutionOfPatches) {
+  const auto pixels = [&](int64_t channels, uint64_t seed) {
+    return randn({2, channels, 9, 7}, kF32, seed).contiguous(at::MemoryFormat::ChannelsLast);
+  };
+  const at::Tensor x = pixels(70, 1), grad = pixels(50, 2), weight = randn({50, 70, 3, 3}, kF32, 3),
+                   bias = randn({50}, kF32, 4);
+  expect_agreement(
+      [&] {
+        return Tensors{conv_forward(x, weight, bias, {.padding = 1}),
+                       conv_grad_x(grad, x.sizes(), weight, {.padding = 1})};
+      },
+      1e-5);
+}
+
 TEST_F(InstructionSets, GradientOfAConvolutionsWeight) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto pixels = [&](int64_t channels, uint64_t seed) {

@@ -266,7 +266,7 @@ struct ConvolutionCase {
                                .result = result.values.data()};
     Memory patches(static_cast<size_t>(patches_bytes(product)));
     for (int64_t piece = 0; piece < num_patch_pieces(product); ++piece)
-      pack_patches(product, piece, patches.get());
+      avx512_pack_patches(product, piece, patches.get());
     for (int64_t row = 0; row < product.rows(); row += kPatchRows)
       for (int64_t pixel = 0; pixel < product.pixels(); pixel += kPatchPixels)
         emulated_multiply_patches(product, patches.get(), row, pixel);

@@ -39,12 +39,12 @@ ConvolutionGrads convolution_grads(const at::Tensor& grad, const at::Tensor& x, 
     }
     wanted = {wanted[0], false, false};
   }
-  if (wanted[0] && has_conv_grad_x(grad, sizes, format, weight, shape)) {
-    found.x = conv_grad_x(grad, sizes, weight, shape);
+  const at::ScalarType stored = weight.scalar_type(), dtype = product_dtype(weight.device(), stored);
+  if (wanted[0] && has_conv_grad_x(dtype, grad, sizes, format, weight, shape)) {
+    found.x = conv_grad_x(grad.to(dtype), sizes, weight.to(dtype), shape).to(stored);
     wanted[0] = false;
   }
   if (!wanted[0] && !wanted[1] && !wanted[2]) return found;
-  const at::ScalarType stored = weight.scalar_type(), dtype = product_dtype(weight.device(), stored);
   const at::Tensor wide_grad = grad.to(dtype), wide_weight = weight.to(dtype);
   // Without the input, its gradient needs only the shape: the values are not read.
   const bool has_input = x.defined() && (wanted[1] || wanted[2] || stored == dtype);
@@ -163,10 +163,11 @@ at::Tensor conv2d(const at::Tensor& x_in, const at::Tensor& weight_in,
   const bool has_graph = at::GradMode::is_enabled();
   const bool is_frozen = !weight.requires_grad() && !(bias && bias->requires_grad());
   const bool may_drop_input = is_frozen && x.requires_grad() && has_graph;
-  const bool has_own_part = has_conv_forward(x, weight, shape) ||
-                            (has_graph && weight.requires_grad() && has_conv_grad_weight(x, weight, shape)) ||
-                            (has_graph && x.requires_grad() &&
-                             has_conv_grad_x(x, x.sizes(), convolution_format(x, weight), weight, shape));
+  const bool has_own_part =
+      has_conv_forward(x, weight, shape) ||
+      (has_graph && weight.requires_grad() && has_conv_grad_weight(x, weight, shape)) ||
+      (has_graph && x.requires_grad() &&
+       has_conv_grad_x(compute_dtype, x, x.sizes(), convolution_format(x, weight), weight, shape));
   if (!may_drop_input && !has_own_part && product_dtype(x.device(), compute_dtype) == compute_dtype)
     return at::conv2d(x, weight, bias, {shape.stride, shape.stride}, {shape.padding, shape.padding}, {1, 1},
                       shape.groups);

@@ -8,9 +8,9 @@
 namespace kiln::ops {
 
 bool has_conv_forward(const at::Tensor& x, const at::Tensor& weight, const ConvolutionShape& shape);
-// For the gradient of x of `sizes` in `format`.
-bool has_conv_grad_x(const at::Tensor& grad, at::IntArrayRef sizes, at::MemoryFormat format,
-                     const at::Tensor& weight, const ConvolutionShape& shape);
+// For the gradient of x of `sizes` in `format`, computed in `dtype`.
+bool has_conv_grad_x(at::ScalarType dtype, const at::Tensor& grad, at::IntArrayRef sizes,
+                     at::MemoryFormat format, const at::Tensor& weight, const ConvolutionShape& shape);
 bool has_conv_grad_weight(const at::Tensor& x, const at::Tensor& weight, const ConvolutionShape& shape);
 
 // x (B, in, H, W), weight (out, in, 3, 3) and bias (out) of one dtype, f32 or bf16, without groups ->

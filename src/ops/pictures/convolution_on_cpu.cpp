@@ -68,7 +68,18 @@ void grad_weight_by_vectors(const at::Tensor& grad, const at::Tensor& x, const C
   });
 }
 
-// Of AVX-512's kernels
+// As products of patches
+
+struct PatchKernels {
+  decltype(cpu::vector_pack_patches)* pack;
+  decltype(cpu::vector_multiply_patches)* multiply;
+};
+PatchKernels patch_kernels() {
+#if KILN_AVX512_KERNELS
+  if (cpu::chosen_avx512()) return {cpu::avx512_pack_patches, cpu::avx512_multiply_patches};
+#endif
+  return {cpu::vector_pack_patches, cpu::vector_multiply_patches};
+}
 
 cpu::Conv3x3 sizes_of(const at::Tensor& x, const at::Tensor& out, const ConvolutionShape& shape) {
   return {.dtype = from_scalar_type(x.scalar_type()),
@@ -91,14 +102,15 @@ void multiply_patches_on_cpu(cpu::PatchProduct product, const at::Tensor& values
   product.bias = bias ? bias->const_data_ptr() : nullptr;
   product.result = result.mutable_data_ptr();
   void* const memory = patches.mutable_data_ptr();
+  const PatchKernels kernels = patch_kernels();
   parallel_pieces(cpu::num_patch_pieces(product), 1,
-                  [&](int64_t piece, int64_t) { cpu::pack_patches(product, piece, memory); });
+                  [&](int64_t piece, int64_t) { kernels.pack(product, piece, memory); });
   // The pieces of the same rows follow each other, so that these stay in a cache.
   const int64_t along_rows = at::divup(product.rows(), cpu::kPatchRows),
                 along_pixels = at::divup(product.pixels(), cpu::kPatchPixels);
   parallel_pieces(along_rows * along_pixels, 1, [&](int64_t piece, int64_t) {
-    cpu::multiply_patches(product, memory, piece / along_pixels * cpu::kPatchRows,
-                          piece % along_pixels * cpu::kPatchPixels);
+    kernels.multiply(product, memory, piece / along_pixels * cpu::kPatchRows,
+                     piece % along_pixels * cpu::kPatchPixels);
   });
 }
 
@@ -151,12 +163,19 @@ bool is_3x3(const at::Tensor& values, at::MemoryFormat format, const at::Tensor&
 }
 
 // True if AVX-512's kernels, or those of matrix tiles, take the dtype and the channels.
-bool has_patches(at::ScalarType dtype, const at::Tensor& weight) {
+bool has_avx512(at::ScalarType dtype, const at::Tensor& weight) {
   if (!KILN_AVX512_KERNELS || !cpu::chosen_avx512()) return false;
   if (dtype == at::kFloat) return true;
   const int64_t divisor = cpu::has_matrix_tiles() ? cpu::kTileChannels : 2;
   return dtype == at::kBFloat16 && cpu_level() >= CpuLevel::kAvx512Bf16 && weight.size(0) % divisor == 0 &&
          weight.size(1) % divisor == 0;
+}
+
+// True if a result of so many pixels is computed as a product of patches.
+bool has_patches(at::ScalarType dtype, const at::Tensor& weight, int64_t pixels) {
+  const bool has_kernel =
+      has_avx512(dtype, weight) || (dtype == at::kFloat && cpu_level() == CpuLevel::kAvx2);
+  return has_kernel && pixels <= kMostPixels;
 }
 
 // Fills `out` with the product.
@@ -169,19 +188,19 @@ void multiply_patches(const cpu::PatchProduct& product, const at::Tensor& values
 }  // namespace
 
 bool has_conv_forward(const at::Tensor& x, const at::Tensor& weight, const ConvolutionShape& shape) {
-  return is_3x3(x, convolution_format(x, weight), weight, shape) && has_patches(x.scalar_type(), weight) &&
-         num_result_pixels(x, shape) <= kMostPixels;
+  return is_3x3(x, convolution_format(x, weight), weight, shape) &&
+         has_patches(x.scalar_type(), weight, num_result_pixels(x, shape));
 }
 
-bool has_conv_grad_x(const at::Tensor& grad, at::IntArrayRef sizes, at::MemoryFormat format,
-                     const at::Tensor& weight, const ConvolutionShape& shape) {
-  return is_3x3(grad, format, weight, shape) && has_patches(grad.scalar_type(), weight) &&
-         shape.stride == 1 && num_pixels(sizes) <= kMostPixels;
+bool has_conv_grad_x(at::ScalarType dtype, const at::Tensor& grad, at::IntArrayRef sizes,
+                     at::MemoryFormat format, const at::Tensor& weight, const ConvolutionShape& shape) {
+  return is_3x3(grad, format, weight, shape) && shape.stride == 1 &&
+         has_patches(dtype, weight, num_pixels(sizes));
 }
 
 bool has_conv_grad_weight(const at::Tensor& x, const at::Tensor& weight, const ConvolutionShape& shape) {
   if (!is_3x3(x, convolution_format(x, weight), weight, shape)) return false;
-  if (has_patches(x.scalar_type(), weight)) return num_result_pixels(x, shape) <= kMostGradPixels;
+  if (has_avx512(x.scalar_type(), weight)) return num_result_pixels(x, shape) <= kMostGradPixels;
   return cpu_level() == CpuLevel::kAvx2 && shape.stride == 1;
 }
 
@@ -215,7 +234,7 @@ at::Tensor conv_grad_weight(const at::Tensor& grad_in, const at::Tensor& x_in, c
                    grad = grad_in.contiguous(at::MemoryFormat::ChannelsLast),
                    memory = take_gradient_memory(weight, x.scalar_type());
   const at::Tensor grad_weight = memory.defined() ? memory : at::empty(weight.sizes(), x.options());
-  if (has_patches(x.scalar_type(), weight)) {
+  if (has_avx512(x.scalar_type(), weight)) {
     const cpu::WeightGradient product{.conv = sizes_of(x, grad, shape)};
     kGradWeightByPatches.on(x)(product, grad, x, grad_weight,
                                at::empty({cpu::packed_grad_bytes(product)}, x.options().dtype(at::kByte)));

@@ -2,44 +2,16 @@
 // results are written. As with every such header, nothing from a shared one may be instantiated after this
 // include.
 #pragma once
+#include "ops/cpu/pictures/convolution_kernel.h"  // for every processor, so before the next
+
 #include "ops/cpu/avx512-inl.h"
-#include "ops/cpu/pictures/convolution_kernel.h"
 
 namespace kiln::ops::cpu {
 namespace {
 
-constexpr int64_t kTaps = 9;         // weights of a kernel
 constexpr int64_t kGradUnits = 128;  // of pixels that are summed at once
 constexpr int64_t kColumns = kTaps * kGradChannels;
 constexpr int64_t kSlack = 16;  // elements behind interleaved taps that are written as well
-
-// Returns the pixel of the values that tap (0 to 8) of a pixel of the result meets, -1 if none.
-class Sources {
- public:
-  Sources(const Conv3x3& conv, bool is_grad_x)
-      : width_(is_grad_x ? conv.out_width : conv.width),
-        height_(is_grad_x ? conv.out_height : conv.height),
-        result_width_(is_grad_x ? conv.width : conv.out_width),
-        result_height_(is_grad_x ? conv.height : conv.out_height),
-        batch_(conv.batch),
-        stride_(is_grad_x ? 1 : conv.stride),
-        first_(is_grad_x ? conv.padding : -conv.padding),
-        step_(is_grad_x ? -1 : 1) {}
-
-  // Writes those of one pixel, `spacing` elements apart.
-  void write(int64_t pixel, int32_t* out, int64_t spacing) const {
-    const int64_t column = pixel % result_width_ * stride_ + first_, row_of_all = pixel / result_width_,
-                  row = row_of_all % result_height_ * stride_ + first_, sample = row_of_all / result_height_;
-    for (int64_t tap = 0; tap < kTaps; ++tap) {
-      const int64_t y = row + step_ * (tap / 3), x = column + step_ * (tap % 3);
-      const bool is_inside = sample < batch_ && y >= 0 && y < height_ && x >= 0 && x < width_;
-      out[tap * spacing] = is_inside ? static_cast<int32_t>((sample * height_ + y) * width_ + x) : -1;
-    }
-  }
-
- private:
-  int64_t width_, height_, result_width_, result_height_, batch_, stride_, first_, step_;
-};
 
 // Units of the contraction over so many channels.
 template <class E>
@@ -51,7 +23,6 @@ KILN_INLINE int64_t units_of(int64_t channels) {
 struct Panel {
   int64_t first, vectors;
 };
-KILN_INLINE int64_t num_vectors(const PatchProduct& product) { return (product.pixels() + 15) / 16; }
 KILN_INLINE Panel panel_of(int64_t vector, int64_t vectors) {
   const int64_t first = vector / kTileVectors * kTileVectors;
   return {first, smaller(kTileVectors, vectors - first)};

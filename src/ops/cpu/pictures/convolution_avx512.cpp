@@ -8,7 +8,6 @@ namespace kiln::ops::cpu {
 namespace {
 
 constexpr int64_t kPanelUnits = 256;  // of a contraction that are multiplied at once: they stay in the caches
-constexpr int64_t kPieceUnits = 64;   // of a patch's channels that one piece packs
 
 // ---- patches ----
 
@@ -52,7 +51,8 @@ template <class E, bool kGradX>
 void pack_piece(const PatchProduct& product, int64_t piece, uint32_t* patches) {
   const int64_t channels = product.channels(), channel_units = channels / E::kPerUnit,
                 vectors = num_vectors(product), vector = piece % vectors,
-                begin = piece / vectors * kPieceUnits, end = smaller(begin + kPieceUnits, channel_units);
+                begin = piece / vectors * kPatchChannels,
+                end = smaller(begin + kPatchChannels, channel_units);
   const Panel panel = panel_of(vector, vectors);
   const int64_t spacing = panel.vectors * 16;
   uint32_t* out = patches + panel.first * 16 * units_of<E>(channels) + (vector - panel.first) * 16;
@@ -248,25 +248,14 @@ auto with_element(const WeightGradient& product, const Body& body) {
 
 }  // namespace
 
-int64_t patches_bytes(const PatchProduct& product) {
-  return with_kind(product, [&](auto element, auto) {
-    return num_vectors(product) * 64 * units_of<decltype(element)>(product.channels());
-  });
-}
-
-int64_t num_patch_pieces(const PatchProduct& product) {
-  const int64_t per_unit = product.conv.dtype == Dtype::kF32 ? 1 : 2;
-  return num_vectors(product) * ((product.channels() / per_unit + kPieceUnits - 1) / kPieceUnits);
-}
-
-void pack_patches(const PatchProduct& product, int64_t piece, void* patches) {
+void avx512_pack_patches(const PatchProduct& product, int64_t piece, void* patches) {
   with_kind(product, [&](auto element, auto is_grad_x) {
     pack_piece<decltype(element), decltype(is_grad_x)::value>(product, piece,
                                                               static_cast<uint32_t*>(patches));
   });
 }
 
-void multiply_patches(const PatchProduct& product, const void* patches, int64_t row, int64_t pixel) {
+void avx512_multiply_patches(const PatchProduct& product, const void* patches, int64_t row, int64_t pixel) {
   if (product.conv.dtype == Dtype::kBF16 && has_matrix_tiles())
     return tiles_multiply_patches(product, patches, row, pixel);
   with_kind(product, [&](auto element, auto is_grad_x) {

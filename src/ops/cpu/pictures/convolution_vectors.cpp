@@ -1,7 +1,7 @@
-// The gradient of a 3x3 convolution's weight, as products over the pixels of a few rows, one for each tap of
-// the kernel. The rows lie behind each other with what pads them, and the gradients of their results
-// likewise, with zeros between the rows: all taps thus read the same pixels, from different places on. Every
-// element is one sum in the order of the pixels, whatever the blocks.
+// 3x3 convolutions by vectors of any width. The gradient of the weight is products over the pixels of a few
+// rows, one for each tap of the kernel. The rows lie behind each other with what pads them, and the gradients
+// of their results likewise, with zeros between the rows: all taps thus read the same pixels, from different
+// places on. Every element is one sum in the order of the pixels, whatever the blocks.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/pictures/convolution_kernel.h"
 #include "ops/cpu/simd-inl.h"
 #include "ops/cpu/small_products-inl.h"
 
@@ -139,6 +140,72 @@ void conv_grad_weight_block(const ConvGradWeight& conv, const ConvBlock& block, 
   });
 }
 
+// The result or the gradient of x, in f32: the weight as it lies times the patches, which lie (channels,
+// taps, kPatchVector) for each vector of pixels.
+
+constexpr size_t kPixels = kPatchVector, kSideBySide = 32;  // channels whose patches are transposed at once
+
+void pack_patches(const PatchProduct& product, size_t piece, float* patches) {
+  const size_t channels = product.channels(), vectors = num_vectors(product), vector = piece % vectors,
+               begin = piece / vectors * kPatchChannels, end = std::min(channels, begin + kPatchChannels);
+  float* const panel = patches + vector * kPixels * kTaps * channels;
+  int32_t sources[kPixels][kTaps];
+  const Sources sources_of(product.conv, product.is_grad_x);
+  for (size_t i = 0; i < kPixels; ++i) sources_of.write(vector * kPixels + i, sources[i], /*spacing=*/1);
+  for (size_t channel = begin; channel < end; channel += kSideBySide)
+    for (size_t tap = 0; tap < kTaps; ++tap) {
+      const size_t count = std::min(kSideBySide, end - channel);
+      HWY_ALIGN float rows[kPixels * kSideBySide] = {};
+      HWY_ALIGN float columns[kSideBySide * kPixels];
+      for (size_t i = 0; i < kPixels; ++i)
+        if (const int32_t source = sources[i][tap]; source >= 0)
+          std::memcpy(rows + i * kSideBySide,
+                      static_cast<const float*>(product.values) + source * channels + channel,
+                      count * sizeof(float));
+      transpose({rows, kSideBySide}, kPixels, kSideBySide, {columns, kPixels});
+      for (size_t c = 0; c < count; ++c)
+        std::memcpy(panel + ((channel + c) * kTaps + tap) * kPixels, columns + c * kPixels,
+                    kPixels * sizeof(float));
+    }
+}
+
+void multiply_patches(const PatchProduct& product, const float* patches, size_t row, size_t pixel) {
+  constexpr size_t kRows = kPatchRows, kColumns = kPatchPixels, kAtOnce = 28;  // channels: a panel in a cache
+  HWY_ALIGN float sums[kRows * kColumns];
+  HWY_ALIGN float transposed[kColumns * kRows];
+  const size_t channels = product.channels(), num_rows = product.rows(), pixels = product.pixels(),
+               rows = std::min(kRows, num_rows - row), columns = std::min(kColumns, pixels - pixel);
+  const float* weight = static_cast<const float*>(product.weight);
+  for (size_t channel = 0; channel < channels; channel += kAtOnce) {
+    const size_t count = std::min(kAtOnce, channels - channel);
+    LeftMatrix left{weight + (row * channels + channel) * kTaps, channels * kTaps, 1};
+    if (product.is_grad_x) {  // a row is an input channel, whose weights are apart for each output channel
+      left = {transposed, kAtOnce * kTaps, 1};
+      for (size_t r = 0; r < rows; ++r)
+        for (size_t c = 0; c < count; ++c)
+          std::memcpy(transposed + (r * kAtOnce + c) * kTaps,
+                      weight + ((channel + c) * num_rows + row + r) * kTaps, kTaps * sizeof(float));
+    }
+    for (size_t column = 0; column < columns; column += kPixels)
+      multiply(
+          left,
+          {const_cast<float*>(patches) + ((pixel + column) * channels + channel * kPixels) * kTaps, kPixels},
+          {sums + column, kColumns}, rows, kPixels / kLanes, count * kTaps, /*add=*/channel > 0);
+  }
+  constexpr size_t kWhole = kLanes < 4 ? 4 : kLanes;
+  transpose({sums, kColumns}, (rows + kWhole - 1) / kWhole * kWhole, (columns + 3) / 4 * 4,
+            {transposed, kRows});
+  const auto* bias = static_cast<const float*>(product.bias);
+  for (size_t i = 0; i < columns; ++i) {
+    const float* from = transposed + i * kRows;
+    float* to = static_cast<float*>(product.result) + (pixel + i) * num_rows + row;
+    for_each_vector(rows, [&](size_t j, size_t lanes) HWY_ATTR {
+      const Vec sum = load(from + j);
+      store(bias ? hn::Add(sum, load(bias + row + j, lanes)) : sum, to + j, lanes);
+    });
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kiln::ops::cpu
 HWY_AFTER_NAMESPACE();
@@ -147,9 +214,20 @@ HWY_AFTER_NAMESPACE();
 namespace kiln::ops::cpu {
 
 HWY_EXPORT(conv_grad_weight_block);
+HWY_EXPORT(pack_patches);
+HWY_EXPORT(multiply_patches);
 
 void conv_grad_weight(const ConvGradWeight& conv, const ConvBlock& block, void* grad_weight, float* scratch) {
   HWY_DYNAMIC_DISPATCH(conv_grad_weight_block)(conv, block, grad_weight, scratch);
+}
+
+void vector_pack_patches(const PatchProduct& product, int64_t piece, void* patches) {
+  HWY_DYNAMIC_DISPATCH(pack_patches)(product, static_cast<size_t>(piece), static_cast<float*>(patches));
+}
+
+void vector_multiply_patches(const PatchProduct& product, const void* patches, int64_t row, int64_t pixel) {
+  HWY_DYNAMIC_DISPATCH(multiply_patches)
+  (product, static_cast<const float*>(patches), static_cast<size_t>(row), static_cast<size_t>(pixel));
 }
 
 }  // namespace kiln::ops::cpu
