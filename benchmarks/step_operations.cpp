@@ -165,7 +165,8 @@ Measured sample_pass(const std::string& model, const nlohmann::json& config, Mea
   for (size_t i = 0; i < work.size(); ++i) {
     IdealSegment& ideal = measured.ideal.emplace_back(
         IdealSegment{.name = work[i].name, .flops = kSteps * kRows * work[i].flops});
-    for (const auto& parameter : outline->segments()[i]->parameters())
+    const ParameterList& parameters = outline->segments()[i]->parameters();
+    for (const auto& parameter : parameters)
       ideal.bytes += static_cast<double>(kSteps * parameter->value.numel()) *
                      static_cast<double>(c10::elementSize(measured.dtype));
   }
