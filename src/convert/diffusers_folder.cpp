@@ -34,7 +34,7 @@ using nlohmann::json;
 // The oldest version whose DiTTransformer2DModel is a class of its own.
 constexpr const char* kDiffusersVersion = "0.30.0";
 constexpr int64_t kMostStepNoise = int64_t{32} << 20;  // bytes
-// Of a tokenizer, in any folder of a text encoder.
+// A tokenizer has these, in any folder of a text encoder.
 constexpr const char* kTokenizerFiles =
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json spiece.model "
     "tokenizer.model vocab.json vocab.txt merges.txt";

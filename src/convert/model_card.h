@@ -12,8 +12,8 @@ namespace kiln {
 
 struct DiffusersSchedule {
   nlohmann::json config;  // scheduler_config.json, which the loops of pipelines run
-  // Of the scheduler that takes the sampler's steps where the loops of pipelines cannot run it, and why they
-  // cannot; else null.
+  // The config of the scheduler that takes the sampler's steps where the loops of pipelines cannot run it,
+  // and why they cannot. Null where they can.
   nlohmann::json outside_pipelines{};
   std::string why_outside{};
   std::string arguments;  // of set_timesteps() and of a pipeline's call, in Python: "num_inference_steps=20"

@@ -14,7 +14,7 @@ class DryRunScope {
   ~DryRunScope() { current_ = before_; }
   DryRunScope(const DryRunScope&) = delete;
 
-  // Of the innermost of this thread; only computing_device() asks.
+  // Tells the innermost scope of this thread. Only computing_device() asks.
   static bool is_of_gpu() { return current_ == DryRunDevice::kCuda; }
 
  private:

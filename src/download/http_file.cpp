@@ -68,7 +68,7 @@ std::string version_of(const Answer& answer) {
   return tag.empty() || tag.starts_with("W/") ? header_of(answer, "last-modified") : tag;
 }
 
-// Of "bytes 1000-1999/2000", "bytes 1000-1999/*" or "bytes */2000"; -1 where nothing is said.
+// Holds what "bytes 1000-1999/2000", "bytes 1000-1999/*" or "bytes */2000" say: -1 is nothing.
 struct ContentRange {
   int64_t first = -1, total = -1;
 };

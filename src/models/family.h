@@ -74,7 +74,7 @@ struct ForeignFormat {
   const char* (*pipeline)(const nlohmann::json& config);  // "_class_name" of model_index.json
   const char* text_encoder = "";         // of the published models; "": they take no captions
   std::vector<const char*> absent = {};  // components that the user gives when loading a pipeline
-  // Of the null rows (L, D), which have no place in the class: they lie in kNullRowsFile of the pipeline's
+  // Names the null rows (L, D), which have no place in the class: they lie in kNullRowsFile of the pipeline's
   // folder, and load_model() reads them. "": the family has none.
   const char* null_rows_key = "";
   // Throws Error naming a setting that the family does not have.

@@ -69,7 +69,7 @@ struct ModelRecord {
   std::vector<double> ema_decays{};        // of a run: for ema.safetensors, then for ema-<decay>.safetensors
   std::string average{};                   // of a file: "model" | "ema-0.9999"
   // What the weights have seen: {"data": names, "samples", "global_batch", "steps"}, as far as it is known.
-  // Of a run of several stages this is the last one, from its "first_step", and "earlier" has the same of
+  // In a run of several stages this is the last one, from its "first_step", and "earlier" has the same of
   // those before it. "adapters": the names of those that were merged, the last one last.
   nlohmann::json trained_on = nlohmann::json::object();
 };

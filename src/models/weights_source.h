@@ -12,12 +12,12 @@ namespace kiln {
 struct WeightsSource {
   std::string path;  // the weights: a file or an index
   std::string step;  // "step-00001000" for a checkpoint of a run
-  // Of RUN/config.json, of a file's metadata, of FILE.json or config.json beside it, or as far as a
+  // Comes from RUN/config.json, a file's metadata, of FILE.json or config.json beside it, or as far as a
   // diffusers folder tells. Paths in it are where the pieces lie now, if they were found.
   ModelRecord record = {.autoencoder = {.name = ""}};
   // What the record called pieces that lie in a pipeline's folder, which its paths name; "" for others.
   std::string recorded_autoencoder{}, recorded_text_encoder{};
-  // Of a diffusers folder; null for others.
+  // A diffusers folder has these; they are null for others.
   nlohmann::json foreign;    // config.json of a class that a family reads
   nlohmann::json scheduler;  // scheduler_config.json
   std::string null_rows;     // its kNullRowsFile; "": there is none

@@ -91,7 +91,7 @@ void set_attention(OpRecord& op, const at::Tensor& queries, int64_t num_keys, bo
       (backward ? 10.0 : 4.0) * static_cast<double>(heads * num_tokens) * static_cast<double>(num_keys * dim);
 }
 
-// Of q, k, v, ... and backward of the result's gradient, q, k, v, ...
+// Forward reads q, k, v, ..., and backward the result's gradient, q, k, v, ...
 void set_fused_attention(OpRecord& op, const Tensors& in) {
   set_attention(op, in[0], in[1].size(2), /*backward=*/false);
 }

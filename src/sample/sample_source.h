@@ -13,8 +13,8 @@
 namespace kiln {
 
 struct DrawingSource {
-  // Of the weights, as the command overrides it and the published settings of the family complete it. Its
-  // drawing is not completed.
+  // What the weights say of themselves, as the command overrides it and the published settings of the family
+  // complete it. Its drawing is not completed.
   ModelRecord record;
   std::string weights;              // the file that was loaded
   std::string weights_fingerprint;  // of its bytes

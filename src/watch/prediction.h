@@ -37,8 +37,8 @@ struct StepFigures {
   std::vector<double> step_s_quartiles{};     // measured: quartiles (25, 50, 75 %) of the newest
   double stall_share = 0;                     // measured: share of the time spent waiting for the loader
   int64_t num_steps = 0;                      // measured: number of steady steps
-  // Of a CPU: the share of the processors' time that other programs had, in these steps or while the plan
-  // measured the machine.
+  // On a CPU this is the share of the processors' time that other programs had, in these steps or while the
+  // plan measured the machine.
   double taken_share = 0;
   MemoryCurve curve{};
 };

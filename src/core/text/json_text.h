@@ -19,7 +19,7 @@ struct JsonOptions {
   bool refuses_duplicates = false;  // of keys; otherwise the last one counts
   std::string_view only_key{};      // of the outermost object; what else is in it is read past
 };
-// Of lists with an entry for each picture.
+// These are for lists with an entry for each picture.
 inline constexpr JsonOptions kLongList = {.most_bytes = size_t{16} << 30, .most_values = int64_t{1} << 30};
 
 // Throws Error of `who` naming `name`: not JSON, more than kMostJsonLevels, or beyond the options.

@@ -35,8 +35,8 @@ struct StoreInfo {
     int64_t num_samples = 0;
     std::string xxh3;  // of the file's bytes, 16 hexadecimal digits
     int64_t lane = 0;  // index into lanes
-    // Of its columns but mean and logvar. "" in a store of an earlier version, whose labels and names cannot
-    // be checked where they are read.
+    // Covers its columns but mean and logvar. It is "" in a store of an earlier version, whose labels and
+    // names cannot be checked where they are read.
     std::string columns_xxh3{};
   };
   std::vector<Shard> shards;

@@ -29,10 +29,10 @@ struct TextStoreInfo {
   int64_t num_without_caption = 0;   // samples without one
   std::vector<std::string> kinds;    // of captions
   std::string samples_xxh3;          // of the samples' names; "" in a store of an earlier version
-  // Of each features file, 16 hexadecimal digits; empty while the store is incomplete.
+  // Each features file has one, of 16 hexadecimal digits. Empty while the store is incomplete.
   std::vector<std::string> shards_xxh3;
-  // Of the columns of each features file that are no features, their checksums among them. Empty in a store
-  // of an earlier version, whose features cannot be checked where they are read.
+  // They cover the columns of each features file that are no features, their checksums among them. Empty in a
+  // store of an earlier version, whose features cannot be checked where they are read.
   std::vector<std::string> columns_xxh3;
   std::string captions_xxh3;  // of captions.safetensors
   bool complete = false;

@@ -73,7 +73,7 @@ struct AutoencoderClass {
   KnownAutoencoder known;
   std::unique_ptr<Autoencoder> (*build)(const json& config, const BuildOptions& options);
   WeightMap (*weights)(const WeightMap& file);
-  // Of the published models that latents of unknown origin are taken to be of.
+  // Returns those of the published models that latents of unknown origin are taken to be of.
   const json& (*published)();
   const char* whose;
 };

@@ -32,8 +32,8 @@ RowMajor rows_from(RowMajor rows, size_t first) { return {rows.values + first * 
 LeftMatrix as_left(RowMajor rows) { return {rows.values, rows.stride, 1}; }
 LeftMatrix transposed(RowMajor rows) { return {rows.values, 1, rows.stride}; }
 
-// Of each query of a block: its largest score, the sum of exp2 of its scores less that, and what earlier sums
-// are multiplied by.
+// Holds for each query of a block its largest score, the sum of exp2 of its scores less that, and what
+// earlier sums are multiplied by.
 struct Softmax {
   float *top, *sum, *factor;
 };

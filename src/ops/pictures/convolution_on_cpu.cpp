@@ -141,9 +141,10 @@ constexpr Kernel<decltype(grad_weight_by_patches)> kGradWeightByPatches{.cpu = g
 constexpr Kernel<decltype(multiply_patches_on_cpu)> kPatches{.cpu = multiply_patches_on_cpu};
 
 constexpr int64_t kFewestChannels = 16;  // fewer leave lanes idle
-// Most pixels of the result in a batch. For more oneDNN is as fast or faster, which brings the whole weight
-// into another order first: for 256 pixels that takes as long as a third of the products. Measured with
-// AVX-512 and its products of bf16; matrix tiles, which multiply faster, only make that order weigh more.
+// Most pixels of the result in a batch. oneDNN brings the whole weight into another order first. For 256
+// pixels that takes as long as a third of the products, and for more oneDNN is as fast or faster. This was
+// measured with AVX2 and with AVX-512. With matrix tiles it was not: products are faster there, so that the
+// order weighs more.
 constexpr int64_t kMostPixels = 256, kMostGradPixels = 1024;
 
 int64_t num_pixels(at::IntArrayRef sizes) { return sizes[0] * sizes[2] * sizes[3]; }

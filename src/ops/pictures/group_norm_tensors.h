@@ -6,7 +6,7 @@
 
 namespace kiln::ops {
 
-// Of the groups of each picture (B, groups) in f32. Undefined where backward makes them again from x.
+// Both are (B, groups) in f32. They are undefined where backward makes them again from x.
 struct GroupStatistics {
   at::Tensor mean, rstd;
 };

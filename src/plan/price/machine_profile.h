@@ -116,7 +116,7 @@ struct MachineProfile {
   double switch_sum_bytes_per_s = 0;
   double network_bytes_per_s = 0;  // between nodes: all network cards of one together, one way
   double disk_bytes_per_s = 0;     // of the data
-  // Of --nvme-path, where another disk was measured for it; 0: disk_bytes_per_s.
+  // The rate of --nvme-path, where another disk was measured for it. 0: it is disk_bytes_per_s.
   double offload_disk_bytes_per_s = 0;
   int64_t gpus_per_node = 8;
   int64_t num_processors = 0;  // streaming multiprocessors, or cores: products are cut into tiles for them

@@ -70,8 +70,8 @@ struct MeasuredSpeed {
 // Where the samples come from, and what they take on a disk.
 struct DataPlan {
   int64_t num_samples = 0;
-  // Of a store: latents (or pixels), and text features, each distinct caption once. 0 where pictures are
-  // read.
+  // What a store takes: latents (or pixels), and text features, each distinct caption once. 0 where pictures
+  // are read.
   int64_t latent_bytes = 0, text_bytes = 0;
   double caption_bytes = 0;  // of one caption, on average
   bool reads_pictures = false;

@@ -24,8 +24,8 @@ struct StepTrace : RecordedStep {
   std::vector<int64_t> segment_weights;  // trainable elements of each unit, padding included
   int64_t num_weights = 0;               // of the model, trainable, padding not included
   int64_t num_base_weights = 0;          // that an adapter changes
-  // Of an image of largest_extent(data), forward and backward, nothing recomputed. Shares of peak count
-  // these.
+  // Counts forward and backward of an image of largest_extent(data), with nothing recomputed. Shares of peak
+  // count these.
   double flops_per_image = 0;
   int64_t offloaded_activation_bytes = 0;  // on the host
   // These describe the training state.

@@ -13,7 +13,7 @@ namespace kiln {
 
 struct Stage {
   std::string name;  // "stage 2 (large)"
-  // Of this stage alone; max_steps is where it ends, counted from the beginning of the run.
+  // These are of this stage alone. max_steps is where it ends, counted from the beginning of the run.
   TrainOptions options;
   int64_t first_step = 0;     // where it begins
   int64_t num_samples = 0;    // in a pass over its data, with weights; 0: endless
