@@ -7,9 +7,11 @@ namespace {
 
 constexpr size_t kRowsPerBlock = 16;  // in forward
 constexpr int kRows = 4;              // at once
+// Without a number of blocks ptxas aims at fewer registers than the rows need, and spills on some GPUs.
+constexpr int kLeastBlocks = 1;
 
 template <class TX, class TY, bool kPacked>
-__global__ void __launch_bounds__(kMostRowThreads)
+__global__ void __launch_bounds__(kMostRowThreads, kLeastBlocks)
     gated_residual_kernel(GatedResidualArgs args, const TX* x, TX* out) {
   const RowPosition at(args.rows_per_batch, kRowsPerBlock, args.width);
   float gate[kRowElements];
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(kMostRowThreads)
 }
 
 template <class TGrad, class TY, bool kPacked>
-__global__ void __launch_bounds__(kMostRowThreads)
+__global__ void __launch_bounds__(kMostRowThreads, kLeastBlocks)
     gated_residual_grad_kernel(GatedResidualArgs args, const TGrad* grads, TY* dy, float* partials,
                                size_t rows_per_partial) {
   const RowPosition at(args.rows_per_batch, rows_per_partial, args.width);
