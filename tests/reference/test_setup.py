@@ -126,6 +126,20 @@ def test_the_cuda_parts_are_built_where_a_driver_works(checkout, script, driver)
     assert any("nvidia-cuda-nvcc" in line for line in checkout.calls()) == (driver != FAILS)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_ci_says_where_the_kernels_are_not_checked(checkout, compiled):
+    (checkout.root / ".venv").mkdir()
+    (checkout.root / ".venv" / ".complete").touch()
+    checkout.write(checkout.root / "tools" / "cuda_registers", "")
+    if compiled:
+        checkout.write(checkout.root / "build/src/ops/cuda/adamw.cu.o.ptxas", "")
+    _, lines = checkout.run("test", "--ci", asks_for_packages=False)
+    calls = checkout.calls()
+    assert any("-UKILN_CUDA_ARCHITECTURES" in line for line in calls if line.startswith("cmake")), "for every kind of GPU"
+    assert ("cuda_registers " in calls) == compiled
+    assert any("UNCHECKED" in line and "no nvcc" in line for line in lines) != compiled
+
+
 @pytest.fixture
 def demo(checkout):
     """scripts/demo with programs that only say what they were asked to do."""
