@@ -12,12 +12,12 @@ WITHOUT_LEVEL = {name: value for name, value in os.environ.items() if name != "K
 RUNS = 5  # of which the fastest counts
 
 
-def processor_s(*arguments, status=0):
+def processor_s(*arguments, status=0, env=WITHOUT_LEVEL):
     """The least time that the processors have for a command."""
     best = float("inf")
     for _ in range(RUNS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = subprocess.run([program("kiln"), *map(str, arguments)], capture_output=True, text=True, env=WITHOUT_LEVEL)
+        result = subprocess.run([program("kiln"), *map(str, arguments)], capture_output=True, text=True, env=env)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert result.returncode == status, result.stderr
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
@@ -53,6 +53,16 @@ def test_other_questions_are_parsed():
 @pytest.mark.parametrize("question", [["--help"], ["train", "--help", "all"], ["completion", "bash"], ["--version"]])
 def test_help_takes_50_milliseconds(question):
     assert processor_s(*question) < 0.05
+
+
+@pytest.mark.nothing_beside
+def test_a_plan_soon_follows_the_loading_of_libraries():
+    """The goal is 0.2 s of the clock beyond it (benchmarks/start_up.py). A slow machine may take twice that."""
+    loading = processor_s("--version", env=WITHOUT_LEVEL | {"KILN_CPU": "avx2"})  # which no ready text answers
+    assert loading > 2 * processor_s("--version"), "the libraries are loaded"
+    for plan in (["--recipe", REPOSITORY / "recipes/demo.toml", "--data", "synthetic", "--device", "cpu"],
+                 ["--model", "DiT-XL/2", "--image-size", 512, "--gpu", "RTX-4090", "--gpus", 4]):  # fmt: skip
+        assert processor_s("plan", *plan) - loading < 0.4, plan
 
 
 @pytest.mark.nothing_beside
