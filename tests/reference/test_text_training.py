@@ -4,6 +4,7 @@ is planned and draws by the same commands."""
 import functools
 import json
 import random
+import re
 import shutil
 
 import conftest
@@ -260,10 +261,18 @@ def test_a_prompt_and_seed_give_one_picture(tmp_path, runs, family):
     for one, other in zip(both, alone):
         assert np.abs(one.astype(int) - other).max() <= 1
     twice = draw("twice", *(2 * ["--prompt", "red", "--prompt", "a green apple"]), *few)
-    assert all((one == other).all() for one, other in zip(both, twice, strict=True))  # each is encoded once
+    assert all((one == other).all() for one, other in zip(both, twice, strict=True))
     # A model of five steps hardly heeds its prompts: the guidance is strong enough to show them.
     strong = ["--prompt", "red", "--num-images", 1, "--cfg-scale", 300, "--num-sampling-steps", 8]
     assert (draw("strong", *strong)[0] != draw("negative", *strong, "--negative-prompt", "two birds")[0]).any()
+
+
+def test_a_prompt_is_encoded_once(tmp_path, runs):
+    """However often it is given and drawn: the warning counts the texts that the encoder cut."""
+    long = 200 * "red "
+    result = succeed("sample", "--run", runs("pixart"), "--prompt", long, "--prompt", "red", "--prompt", long, "--num-images", 6,
+                     "--num-sampling-steps", 1, "--batch", 1, "--out", tmp_path / "samples")
+    assert re.findall(r"warning: (\d+) of \d+ prompts have more than", result.stderr) == ["1"]
 
 
 @pytest.mark.slow
