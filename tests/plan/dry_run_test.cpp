@@ -3,6 +3,7 @@
 // What stands for a GPU gives every weight a gradient and does the same work.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
@@ -216,6 +217,61 @@ TEST_P(DryRunOfFamily, OfAGpuDoesTheWorkOfTheCpu) {
     const bool trains_all = options.lora.rank == 0;  // else captions' products have no backward
     EXPECT_GE(cuda.backward / cuda.forward, trains_all ? 1.8 : 0.7);
     EXPECT_LE(cuda.backward / cuda.forward, trains_all ? 2.6 : 2.0);
+  }
+}
+
+// While one is in scope, sees the results of this thread's operations, of those within others too. A picture
+// has more channels than latents.
+class PicturesOfAStep {
+ public:
+  PicturesOfAStep(int64_t rows, int64_t latent_channels)
+      : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(nullptr, &look)
+                                               .needsOutputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}))) {
+    seen() = {.rows = rows, .latent_channels = latent_channels};
+  }
+  ~PicturesOfAStep() { at::removeCallback(handle_); }
+  PicturesOfAStep(const PicturesOfAStep&) = delete;
+
+  struct Seen {
+    int64_t rows = 0, latent_channels = 0, num_channels_last = 0;
+    Names of_other_formats{};  // the operations that made them
+  };
+  static Seen& seen() {
+    static thread_local Seen seen;
+    return seen;
+  }
+
+ private:
+  static void look(const at::RecordFunction& function, at::ObserverContext*) {
+    for (const c10::IValue& value : function.outputs()) {
+      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      const at::Tensor& x = value.toTensor();
+      // Heads of an attention have unequal sides, weights of convolutions have more rows, and what the
+      // timestep adds to a picture has a single pixel.
+      if (x.dim() != 4 || x.size(0) > seen().rows || x.size(1) <= seen().latent_channels ||
+          x.size(2) != x.size(3) || x.size(2) == 1)
+        continue;
+      if (x.suggest_memory_format() == at::MemoryFormat::ChannelsLast)
+        ++seen().num_channels_last;
+      else
+        seen().of_other_formats.insert(function.name());
+    }
+  }
+
+  at::CallbackHandle handle_;
+};
+
+// A picture of another format would be copied before the next convolution or norm.
+TEST(DryRunOfUnet, KeepsPicturesChannelsLastOnAGpu) {
+  for (const Variant& variant : kVariants) {
+    SCOPED_TRACE(variant.label);
+    const TrainOptions options = small_training(family_of("unet2d_condition"), variant);
+    const DataShape data = synthetic_shape(options);
+    const PicturesOfAStep pictures(/*rows=*/2, data.channels);
+    trace_step(options, data, DryRunDevice::kCuda);
+    EXPECT_GT(pictures.seen().num_channels_last, 100);
+    EXPECT_THAT(pictures.seen().of_other_formats, IsEmpty());
   }
 }
 
