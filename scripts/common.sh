@@ -142,3 +142,16 @@ build() {
     die "the build failed; the whole log is $folder/build.log"
   }
 }
+
+# pack_files WORD...: scripts/pack_files.py, with the tools that it packs with.
+pack_files() {
+  local tools="$root/build/pack-venv"
+  if [ ! "$tools/.complete" -nt scripts/pack_requirements.txt ]; then
+    say "making the Python environment that packs"
+    python3 -m venv "$tools" || die "python3 -m venv failed: install python3-venv"
+    "$tools/bin/pip" install -q --disable-pip-version-check --no-deps -r scripts/pack_requirements.txt ||
+      die "pip could not install scripts/pack_requirements.txt: check the network and the free disk space"
+    touch "$tools/.complete"
+  fi
+  PATH="$tools/bin:$PATH" "$tools/bin/python" scripts/pack_files.py "$@"
+}

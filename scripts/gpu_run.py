@@ -26,6 +26,7 @@ from gpu_checks.session import BESIDE, Session
 def first(session):
     session.check("ceilings", speeds.ceilings, limit=60)
     session.check("CUDA tests", cuda_tests.all_tests)
+    session.check("bf16 attention without LD_LIBRARY_PATH", cuda_tests.without_library_path, limit=60)
     for batch in (32, 8, 256):
         session.check(f"kernels at batch {batch}", kernels.times, batch, limit=60)
     session.check("as on the CPU, f32", trainings.as_on_the_cpu, "f32", 1e-4, limit=120)
@@ -79,8 +80,8 @@ def main():
         programs = Path(os.environ.get("KILN_BUILD", BESIDE.parent / "build"))
         env, gpu = dict(os.environ), {"name": "REHEARSAL, no GPU"}
     else:
-        programs = BESIDE
-        env = environment(programs)
+        programs = BESIDE / "bin"
+        env = environment(BESIDE)
         gpu = find_gpu(env)
     session = Session(args.run, args.out, args.minutes, programs, env, gpu, args.rehearse)
     session.failed_suites = [suite for suite in args.failed.split(",") if suite]

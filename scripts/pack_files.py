@@ -1,6 +1,7 @@
-"""Lays out built programs with the libraries that another machine may lack, for scripts/pack.
+"""Lays out built programs with the libraries that another machine may lack, for scripts/pack and scripts/gpu.
 
     pack_files.py wheel|tarball|tree BUILD
+    pack_files.py gpu BUILD PROGRAM...
 
 Libraries of LibTorch and CUDA are found by a path relative to the program; libc, its parts and the compiler's runtime are
 the machine's own. Everything else lies in lib/ beside bin/.
@@ -121,8 +122,8 @@ def found_licensed(name):
     return next(iter(Path("/usr/lib").glob(f"*/{name}")), Path(name))
 
 
-def lay_out(folder, programs, rpath):
-    """bin/ and lib/ in `folder`. `rpath`: where a program of bin/ finds LibTorch, besides lib/."""
+def lay_out(folder, programs, rpath, suffix=""):
+    """bin/ and lib/ in `folder`. `rpath`: where a program of bin/ finds LibTorch, besides lib/. Programs lose `suffix` in their names."""
     (folder / "bin").mkdir(parents=True)
     (folder / "lib").mkdir()
     scratch = OUT / "made"
@@ -132,7 +133,7 @@ def lay_out(folder, programs, rpath):
     for name, path in carried.items():
         copy(path, folder / "lib" / name, "$ORIGIN")
     for program in programs:
-        copy(program, folder / "bin" / program.name, ":".join(["$ORIGIN/../lib", *rpath]))
+        copy(program, folder / "bin" / program.name.removesuffix(suffix), ":".join(["$ORIGIN/../lib", *rpath]))
     return carried, made
 
 
@@ -228,11 +229,20 @@ def pack_tarball(build):
     print(f"{packed.relative_to(ROOT)}: {packed.stat().st_size / 2**20:.0f} MiB, {unpacked / 2**20:.0f} MiB unpacked")
 
 
+def lay_out_for_gpu(build, names):
+    """bin/ and lib/ of scripts/gpu's pack. gpu_checks/machine.py makes site/ beside them, a link to the other machine's packages."""
+    site = "$ORIGIN/../site"
+    lay_out(build / "kiln-gpu", [build / name for name in names], [f"{site}/torch/lib", f"{site}/nvidia/cu13/lib", f"{site}/nvidia/cudnn/lib"],
+            suffix="-cuda")
+
+
 def main():
     what, build = sys.argv[1], (ROOT / sys.argv[2]).resolve()
     OUT.mkdir(parents=True, exist_ok=True)
     if what == "tree":
         print(lay_out_tree(build).relative_to(ROOT))
+    elif what == "gpu":
+        lay_out_for_gpu(build, sys.argv[3:])
     else:
         {"wheel": pack_wheel, "tarball": pack_tarball}[what](build)
 

@@ -59,7 +59,7 @@ def variants(session):
                 objects.update(own_objects)
             session.run(nvcc, "-shared", "--cudart", "none", "-Xlinker", f"-soname={KERNELS}", "-o", own / KERNELS,
                         *own_objects.values())
-            return {"LD_PRELOAD": str(own / KERNELS)}  # where the program was built, its own path comes before LD_LIBRARY_PATH
+            return {"LD_PRELOAD": str(own / KERNELS)}  # the program's own path comes before LD_LIBRARY_PATH
 
         failed = {}
         for name, changes in VARIANTS.items():

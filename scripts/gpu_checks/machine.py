@@ -13,8 +13,9 @@ def refuse(text):
     sys.exit(f"gpu: {text}")
 
 
-def environment(programs):
-    """The environment of the packed programs, which are in a folder. Refuses where torch 2.11 or a library is missing."""
+def environment(pack):
+    """The environment of the packed programs. Their own path leads to torch/ and nvidia/ through site/, which is linked here.
+    Refuses where torch 2.11 or a library is missing."""
     found = importlib.util.find_spec("torch")
     if not found or not found.origin:
         refuse(f"there is no torch in {sys.executable}: install torch==2.11.0, or call this with a Python that has it")
@@ -22,17 +23,17 @@ def environment(programs):
     version = (torch / "version.py").read_text()
     if "'2.11." not in version:
         refuse(f"the programs are linked to torch 2.11, {torch} is another: install torch==2.11.0")
+    (pack / "site").unlink(missing_ok=True)
+    (pack / "site").symlink_to(torch.parent)
     env = dict(os.environ)
-    libraries = [programs / "lib", torch / "lib", *sorted((torch.parent / "nvidia").glob("*/lib"))]
-    env["LD_LIBRARY_PATH"] = ":".join(filter(None, [*map(str, libraries), env.get("LD_LIBRARY_PATH")]))
-    env["PYTHONPATH"] = ":".join(filter(None, [str(programs / "python"), env.get("PYTHONPATH")]))
+    env["PYTHONPATH"] = ":".join(filter(None, [str(pack / "python"), env.get("PYTHONPATH")]))
     env["CPATH"] = ":".join(map(str, sorted((torch.parent / "nvidia").glob("*/include"))))  # for nvcc
     for program in ("kiln", "test_cuda", "bench_cuda_kernels"):
-        lines = subprocess.run(["ldd", programs / program], env=env, capture_output=True, text=True).stdout.splitlines()
+        lines = subprocess.run(["ldd", pack / "bin" / program], env=env, capture_output=True, text=True).stdout.splitlines()
         missing = [line.split()[0] for line in lines if "not found" in line]
         if missing:
             refuse(f"{program} does not find {', '.join(missing)}: the pack is of another system")
-    started = subprocess.run([programs / "kiln", "--help"], env=env, capture_output=True, text=True)
+    started = subprocess.run([pack / "bin" / "kiln", "--help"], env=env, capture_output=True, text=True)
     if started.returncode:
         refuse(f"kiln does not start: {last_line(started.stderr)}")
     return env

@@ -4,6 +4,7 @@ from bad ones and keep their evidence. Runs on a CPU; what needs a GPU is in the
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,10 @@ sys.path.insert(0, str(REPOSITORY / "scripts"))
 from gpu_checks import cuda_tests, evidence, kernel_variants, kernels, speeds, trainings  # noqa: E402
 from gpu_checks.machine import environment  # noqa: E402
 from gpu_checks.session import Failed, NotRun, Session, side_by_side  # noqa: E402
+from pack_files import SYSTEM  # noqa: E402
 
 BUILD = Path(os.environ.get("KILN_BUILD", REPOSITORY / "build"))
+BARE = {"PATH": "/usr/bin:/bin"}
 
 
 @pytest.fixture
@@ -284,31 +287,38 @@ def test_the_pack_needs_nothing_of_its_environment(pack, tmp_path):
     done = subprocess.run([sys.executable, pack / "run", "first", "--out", tmp_path / "out"], capture_output=True, text=True,
                           env={"PATH": f"{path}:/usr/bin:/bin"})
     assert (done.returncode, done.stderr) == (1, "gpu: no GPU: nvidia-smi says: NVIDIA-SMI has failed\n")
-    bare = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": environment(pack)["LD_LIBRARY_PATH"]}
-    done = subprocess.run([pack / "bench_cuda_kernels"], capture_output=True, text=True, env=bare)
+    done = subprocess.run([pack / "bin" / "bench_cuda_kernels"], capture_output=True, text=True, env=BARE)
     assert (done.returncode, done.stderr) == (1, "bench_cuda_kernels: no GPU, or a build without CUDA\n")
+
+
+def test_the_pack_takes_nothing_of_this_machine(pack):
+    """Nothing but torch's wheels, which it links to, and what every machine has: libc and the compiler's runtime."""
+    environment(pack)
+    for program in (pack / "bin").iterdir():
+        lines = subprocess.run(["ldd", program], capture_output=True, text=True, env=BARE).stdout
+        found = dict(re.findall(r"^\s*(\S+) => (/\S+)", lines, re.MULTILINE))
+        outside = [name for name, path in found.items() if not path.startswith(f"{pack}/") and not SYSTEM.fullmatch(name)]
+        assert "libtorch_cuda.so" in found and not outside and "not found" not in lines, program.name
 
 
 def test_the_packed_programs_start_from_the_pack_alone(pack, tmp_path):
     env = {**environment(pack), **no_gpu(tmp_path / "bin")}
-    env["LD_LIBRARY_PATH"] = environment(pack)["LD_LIBRARY_PATH"]
-    done = subprocess.run([pack / "kiln", "train", "--data", "synthetic", "--device", "cuda", "--out", tmp_path / "run"],
+    done = subprocess.run([pack / "bin" / "kiln", "train", "--data", "synthetic", "--device", "cuda", "--out", tmp_path / "run"],
                           capture_output=True, text=True, env=env)
     assert done.returncode == 1 and done.stderr.startswith("kiln train: expected a CUDA GPU, found none")
     assert len(done.stderr.splitlines()) == 1
-    session = Session("first", tmp_path / "results", 5, pack, env, {"name": "none"})
+    session = Session("first", tmp_path / "results", 5, pack / "bin", env, {"name": "none"})
     summary, details = cuda_tests.all_tests(session)
     assert summary.startswith("0 passed, ")
     skipped = {name: reason for suite in details["suites"].values() for name, reason in suite["skipped"].items()}
     assert len(skipped) > 50 and {reason.splitlines()[-1] for reason in skipped.values()} == {"no GPU"}
+    session.check("attention", cuda_tests.without_library_path)
+    assert (session.checks[0]["state"], session.checks[0]["summary"]) == ("not run", "no GPU")
 
 
 def test_the_pack_names_a_library_that_is_missing(pack, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(pack, copy)
-    carried = next((copy / "lib").glob("libspng*"))
-    carried.unlink()
+    shutil.copytree(pack, copy, symlinks=True)
+    (copy / "lib" / kernel_variants.KERNELS).unlink()  # the one that lies in no folder of the system
     done = run_pack(copy, tmp_path, "first")
-    if "no GPU" in done.stderr:
-        pytest.skip("this machine has the library itself")
-    assert f"does not find {carried.name}" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert f"does not find {kernel_variants.KERNELS}" in done.stderr and len(done.stderr.splitlines()) == 1
