@@ -1,6 +1,7 @@
 """Short trainings, whose logged numbers must be those of another one: of a CPU, of other memory choices, of a run that was
 killed and resumed."""
 import json
+import re
 import shutil
 import time
 
@@ -65,13 +66,22 @@ def as_on_the_cpu(session, dtype, allowed):
 def killed_and_resumed(session, folder, *options):
     run = folder / "killed"
     command = [session.program("kiln"), "train", *training_options(session), "--checkpoint-every", "5", "--out", run, *options]
+
+    def saved():
+        return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
+
     begin = time.monotonic()
     with session.started(*command) as (process, number):
-        while process.poll() is None and max(log_of(run), default=0) < 8 and time.monotonic() - begin < 90:
-            time.sleep(0.02)
+        # Files are written beside the steps: the log is further than they are.
+        while process.poll() is None and not saved() and time.monotonic() - begin < 90:
+            time.sleep(0.005)
         if process.poll() is not None:
             raise Failed("the run ended before it could be killed", {"output": number})
-    session.run(*command, timeout=120)  # the first one was killed on leaving
+    step = saved()
+    resumed = session.run(*command, timeout=120).stdout  # the first one was killed on leaving
+    taken = [int(number) for number in re.findall(r"^step +(\d+)", resumed, re.MULTILINE)]
+    if not step or taken != list(range(step + 1, STEPS + 1)):
+        raise Failed(f"the run was killed after the checkpoint of step {step}, and then took the steps {taken}")
     return log_of(run)
 
 

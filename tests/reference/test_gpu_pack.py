@@ -62,6 +62,18 @@ def test_another_number_fails_the_check(session, monkeypatch):
     assert len(session.checks[0]["details"]["another seed"]) == len(session.checks[1]["details"]["cpu"]) == 20
 
 
+def test_a_run_that_begins_again_is_not_resumed(session, tmp_path, monkeypatch):
+    run = session.run
+
+    def forgets(*command, **options):
+        shutil.rmtree(tmp_path / "killed" / "checkpoints")
+        return run(*command, **options)
+
+    monkeypatch.setattr(session, "run", forgets)
+    session.check("killed", trainings.killed_and_resumed, tmp_path, "--device", "cpu")
+    assert session.checks[0]["state"] == "FAILED" and "and then took the steps [1, 2, 3, " in session.checks[0]["summary"]
+
+
 @pytest.fixture
 def plain(tmp_path):
     """A session that runs nothing of Kiln."""
