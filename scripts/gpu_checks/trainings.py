@@ -5,8 +5,7 @@ import re
 import shutil
 import time
 
-from .cuda_tests import gtests
-from .session import Failed, scratch, side_by_side
+from .session import BESIDE, Failed, scratch, side_by_side
 
 STEPS = 20
 COMPARED = ("loss", "loss_quartiles", "grad_norm", "lr")
@@ -122,16 +121,18 @@ def equal_lines(session, dtype):
 def untried_lines(session):
     """In f32 --untried-gpu times no products, and the bits stay. In bf16 products are timed: a run that is killed and
     resumed gives the bits of one that was not, if both begin with the same choices."""
-    if session.rehearses:
-        return f"{gtests(session, 'TimedProducts.*')['tests']} tests passed on the emulation", None
+    products = "gpu-products-0.json"
+    untried = [] if session.rehearses else [UNTRIED]  # a CPU refuses it, and has a file of products to be read
     f32, bf16 = (["--device", session.device, "--deterministic", "--compute-dtype", dtype] for dtype in ("f32", "bf16"))
     with scratch() as folder:
-        pairs = {"f32, with and without": [train(session, folder, "with", *f32, UNTRIED), train(session, folder, "without", *f32)]}
-        whole = train(session, folder, "whole", *bf16, UNTRIED)
+        pairs = {"f32, with and without": [train(session, folder, "with", *f32, *untried), train(session, folder, "without", *f32)]}
+        whole = train(session, folder, "whole", *bf16, *untried)
+        if session.rehearses:
+            shutil.copy(BESIDE.parent / "tests" / "fixtures" / products, folder / "whole")
         (folder / "killed").mkdir()
-        shutil.copy(folder / "whole" / "gpu-products-0.json", folder / "killed")
-        pairs["bf16, killed and resumed"] = [killed_and_resumed(session, folder, *bf16, UNTRIED), whole]
-        choices = json.loads((folder / "whole" / "gpu-products-0.json").read_text())["choices"]
+        shutil.copy(folder / "whole" / products, folder / "killed")
+        pairs["bf16, killed and resumed"] = [killed_and_resumed(session, folder, *bf16, *untried), whole]
+        choices = json.loads((folder / "whole" / products).read_text())["choices"]
     different = [f"{name} ({where}: {worst:.2g})" for name, pair in pairs.items() if pair[0] != pair[1]
                  for worst, where in [worst_difference(*pair)]]
     if different:

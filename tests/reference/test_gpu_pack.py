@@ -18,7 +18,7 @@ from conftest import FULL, REPOSITORY, program
 from interruptions import wait_until
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
-from gpu_checks import cuda_tests, evidence, kernel_variants, kernels, speeds, trainings  # noqa: E402
+from gpu_checks import cuda_tests, evidence, kernel_variants, speeds, trainings  # noqa: E402
 from gpu_checks.machine import environment  # noqa: E402
 from gpu_checks.session import Failed, NotRun, Session, side_by_side  # noqa: E402
 from pack_files import SYSTEM  # noqa: E402
@@ -212,21 +212,41 @@ def test_a_program_that_fails_says_why(session):
     assert session.checks[0]["state"] == "FAILED" and "kiln ended with" in session.checks[0]["summary"]
 
 
-@pytest.mark.slow
-def test_options_of_the_later_runs_are_kilns(session):
-    """Their whole rehearsals are under --full alone."""
-    session.check("kernels of a step", kernels.of_a_step, "DiT-XL/2", 32)
-    session.check("speed", speeds.speed_of, "DiT-XL/2", 32, 20, "--keep-gelu", "--cuda-graph")
-    assert [check["state"] for check in session.checks] == ["ok", "ok"], session.checks
+def test_a_rehearsal_leaves_out_what_a_cpu_refuses(session):
+    session.check("speed", lambda s: s.run(s.program("kiln"), "probe", "--model", "DiT-S/8", "--data", "synthetic", "--device", "cpu",
+                                           trainings.UNTRIED))
+    assert "--untried-gpu changes what a GPU does" in session.checks[0]["summary"]
 
 
-@pytest.mark.parametrize("run", ["first", "second", "third"])
+def test_untried_lines_are_compared_as_on_a_gpu(plain, monkeypatch):
+    """The trainings are stand-ins: {step: loss}, with another loss where a run is named."""
+    asked, different = {}, ""
+
+    def train(_, folder, name, *options):
+        asked[name] = options
+        (folder / name).mkdir()
+        shutil.copy(REPOSITORY / "tests" / "fixtures" / "gpu-products-0.json", folder / name)
+        return {1: {"loss": 2.0 if name == different else 1.0, "grad_norm": 1.0}}
+
+    def killed(session, folder, *options):
+        assert (folder / "killed" / "gpu-products-0.json").exists()
+        return train(session, folder / "killed", "killed", *options)
+
+    monkeypatch.setattr(trainings, "train", train)
+    monkeypatch.setattr(trainings, "killed_and_resumed", killed)
+    for different in ("", "with", "killed"):
+        plain.check("untried", trainings.untried_lines)
+    assert {name for name, options in asked.items() if trainings.UNTRIED in options} == {"with", "whole", "killed"}
+    assert [check["state"] for check in plain.checks] == ["ok", "FAILED", "FAILED"]
+    assert [check["summary"].split(": ", 1)[1] for check in plain.checks[1:]] == [
+        "f32, with and without (loss of step 1: 1)", "bf16, killed and resumed (loss of step 1: 1)"]
+
+
+@pytest.mark.parametrize("run", ["first", *(pytest.param(run, marks=pytest.mark.slow) for run in ("second", "third"))])
 def test_a_rehearsal_runs_every_check_and_says_so_in_every_row(run, tmp_path):
     for needed in ("kiln", "tests/test_cuda_emulation", "benchmarks/bench_cuda_kernels"):
         if not (BUILD / needed).exists():
             pytest.skip(f"{needed} is not built")
-    if run != "first" and not FULL:
-        pytest.skip("set KILN_FULL_TESTS=yes: minutes")
     done = subprocess.run([sys.executable, REPOSITORY / "scripts" / "gpu_run.py", run, "--rehearse", "--out", tmp_path,
                            "--minutes", "30"], capture_output=True, text=True, env={**os.environ, "KILN_BUILD": str(BUILD)})
     assert done.returncode == 0, done.stdout

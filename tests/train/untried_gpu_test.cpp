@@ -180,6 +180,8 @@ TEST(ProductChoices, ComeBackFromTheirFile) {
   other.choice.product = ops::EpilogueProduct::kAffineGelu;
   const std::vector<KeptChoice> both = {kept, other};
   const nlohmann::json file = nlohmann::json::parse(to_json(both).dump());
+  // Which a rehearsal of scripts/gpu reads.
+  EXPECT_EQ(file, nlohmann::json::parse(read_bytes(KILN_SOURCE_DIR "/tests/fixtures/gpu-products-0.json")));
   const std::vector<KeptChoice> back = kept_choices("gpu-products-0.json", file);
   ASSERT_EQ(back.size(), 2u);
   EXPECT_EQ(to_json(back), file);
