@@ -81,6 +81,14 @@ TEST(Plan, NamesTheEngineOfAttentionThatItDoesNotCount) {
   EXPECT_THAT(notes(), Not(Contains(HasSubstr("cuDNN's attention"))));
   options.gpu = "H100";
   EXPECT_THAT(notes(), Contains(HasSubstr("cuDNN's attention")));
+  const test::TempFolder profiles;
+  ::setenv("KILN_PROFILES", profiles.path().c_str(), 1);
+  MachineProfile calibrated = find_profile("H200");
+  calibrated.name = calibrated.machine = options.gpu = "NVIDIA H200";
+  store_profile(calibrated);
+  EXPECT_THAT(notes(), Contains(HasSubstr("cuDNN's attention")));
+  ::unsetenv("KILN_PROFILES");
+  options.gpu = "H100";
   options.train.compute.deterministic = true;
   EXPECT_THAT(notes(), Not(Contains(HasSubstr("cuDNN's attention"))));
 }

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "plan/price/attention_engine.h"
+
 namespace kiln {
 namespace {
 
@@ -35,6 +37,18 @@ TEST(ThisMachine, ProfilesOfGpusByTheirDriversNames) {
   };
   for (const auto& [name, profile] : profiles)
     EXPECT_THAT(builtin_profile_named(name), Optional(profile)) << name;
+}
+
+TEST(ThisMachine, ACalibratedGpuTakesTheAttentionOfItsKind) {
+  MachineProfile profile;
+  for (const char* name : {"H100", "H200", "B200", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}) {
+    profile.name = name;
+    EXPECT_TRUE(prefers_cudnn_attention(profile)) << name;
+  }
+  for (const char* name : {"A100-80G", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "cpu"}) {
+    profile.name = name;
+    EXPECT_FALSE(prefers_cudnn_attention(profile)) << name;
+  }
 }
 
 TEST(ThisMachine, OtherGpusHaveNoProfile) {

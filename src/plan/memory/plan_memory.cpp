@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/memory/device_memory.h"
+#include "plan/price/attention_engine.h"
 #include "plan/trace/phases.h"
 #include "train/checkpoint_saver.h"
 
@@ -249,10 +250,9 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
 }
 
-// Torch 2.11 prefers cuDNN's attention on GPUs of capability 9.0 with cuDNN above 9.15, and refuses it among
-// deterministic algorithms.
+// Torch refuses cuDNN's attention among deterministic algorithms.
 bool MemoryComposer::takes_cudnn() const {
-  if ((machine_.name != "H100" && machine_.name != "H200") || options_.compute.deterministic) return false;
+  if (!prefers_cudnn_attention(machine_) || options_.compute.deterministic) return false;
   return std::ranges::any_of(trace_.spans, [](const Span& span) {
     return std::ranges::any_of(span.ops, [](const OpRecord& op) {
       return op.name == "kiln::packed_attention" && op.dtype != at::kFloat;
