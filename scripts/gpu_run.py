@@ -52,8 +52,9 @@ def third(session):
     (session.folder / "profiles").mkdir(exist_ok=True)
     session.check("algorithms of products with an epilogue", kernels.algorithms, limit=60)
     session.check("equal lines with --untried-gpu", trainings.untried_lines, limit=120)
-    for options in (["--keep-gelu"], [trainings.UNTRIED], ["--keep-gelu", trainings.UNTRIED]):
-        session.check(f"DiT-XL/2 bf16, batch 32, {' '.join(options)}", speeds.speed_of, "DiT-XL/2", 32, 20, *options, limit=60)
+    for way in ("all", *trainings.WAYS):
+        session.check(f"DiT-XL/2 bf16, batch 32, {trainings.UNTRIED} {way}", speeds.speed_of, "DiT-XL/2", 32, 20, trainings.UNTRIED,
+                      way, limit=60)
     session.check("variants of kernels", kernel_variants.variants, limit=150)
     for when in ("before", "after"):
         if when == "after":

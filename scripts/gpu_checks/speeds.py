@@ -64,7 +64,7 @@ def epilogues(session):
                for (model, batch), result in session.probes.items() if "gpu" in result}
     if not counted:
         raise NotRun("no probe of this run has ended")
-    plain = ("affine", "grad_rows")  # asked for with --untried-gpu alone
+    plain = ("affine", "grad_rows")  # asked for with --untried-gpu products alone
     refused = [f"{name}: {product} refused {counts['refused']} times, served {counts['served']}"
                for name, products in counted.items() for product, counts in products.items()
                if counts["refused"] or not (counts["served"] or product in plain)]

@@ -10,6 +10,7 @@ from .session import BESIDE, Failed, scratch, side_by_side
 STEPS = 20
 COMPARED = ("loss", "loss_quartiles", "grad_norm", "lr")
 UNTRIED = "--untried-gpu"
+WAYS = ("update", "products", "packed-gradients", "handed-on-branch", "keep-gelu")
 
 
 def training_options(session):

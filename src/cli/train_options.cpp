@@ -82,14 +82,19 @@ std::string type_name_of() {
 template <TextOption T>
 CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, const std::string& help) {
   const auto read = [&field, name](const CLI::results_t& given) {
-    parse_option(name.c_str(), given.back(), field);
+    std::string text = given.back();
+    if constexpr (MeansAlone<T>)
+      if (text.empty()) text = T::kAlone;
+    parse_option(name.c_str(), text, field);
     return true;
   };
-  return command
-      .add_option("--" + name, read, help, /*defaulted=*/false, [&field] { return option_text(field); })
-      ->type_name(type_name_of<T>())
-      ->take_last()
-      ->capture_default_str();
+  CLI::Option* option =
+      command
+          .add_option("--" + name, read, help, /*defaulted=*/false, [&field] { return option_text(field); })
+          ->type_name(type_name_of<T>())
+          ->take_last();
+  // CLI11 would take a default that it knows for the value of a name that stands alone.
+  return MeansAlone<T> ? option->expected(0, 1) : option->capture_default_str();
 }
 template <class T>
 CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, const std::string& help) {

@@ -68,7 +68,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     ctx->save_for_backward({qkv, result.out, result.log_sum, result.seed, result.offset});
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["engine"] = static_cast<int64_t>(engine);
-    ctx->saved_data["packs"] = OpChoicesScope::current().untried_gpu;
+    ctx->saved_data["packs"] = OpChoicesScope::current().pack_gradients;
     mark.outputs(result.out, result.log_sum);
     return result.out;
   }

@@ -182,7 +182,7 @@ bool with_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Te
   return !kLacksEpilogue.on(left)(product, left, right, result, bias, hidden, workspace);
 }
 
-bool is_planned_timed() { return OpChoicesScope::current().untried_gpu; }
+bool is_planned_timed() { return OpChoicesScope::current().time_products; }
 
 // True if the algorithms of products without elementwise work are timed. A dry run is asked by its choices;
 // autograd's threads do not see them, so on a GPU the whole process times or does not.

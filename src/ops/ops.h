@@ -33,8 +33,10 @@ at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
 // What a step chooses for its operations. They ask in forward; backward, which runs on threads of autograd's,
 // follows its forward.
 struct OpChoices {
-  bool keep_gelu = false;    // gelu_tanh_mlp saves gelu's result as well
-  bool untried_gpu = false;  // kernels that have not run on a GPU yet, where computes_on_cuda()
+  bool keep_gelu = false;  // gelu_tanh_mlp saves gelu's result as well
+  // A GPU's attention writes the gradients of q, k and v into one packed memory where its kernels can.
+  bool pack_gradients = false;
+  bool time_products = false;  // in a dry run, products are the best of timed ones
   // A block hands its last branch on (State::branch), and the next one adds it in the pass of its own norm.
   bool hand_on_branch = false;
 };

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/choices.h"
+#include "parallel/untried_gpu.h"
 
 namespace kiln {
 
@@ -39,13 +40,13 @@ struct ComputeOptions {
   bool emulate_fp8 = false;                  // rounds as fp8 where the hardware lacks it
   bool tf32 = false;                         // CUDA: f32 products in TF32
   bool cuda_graph = false;                   // CUDA: a micro-batch's forward and backward as one graph
-  bool untried_gpu = false;                  // CUDA: faster ways that have not run on a GPU yet
+  UntriedGpu untried_gpu{};                  // CUDA: faster ways that have not run on a GPU yet
   bool deterministic = false;                // CUDA: only kernels that give the same bits each time
   bool accumulate_f32 = false;               // f32 gradients even where nothing is accumulated
   int64_t threads = 0;                       // 0: all cores
 
   // The update runs beside the next forward if its state is on the device. A recorded graph would not wait.
-  bool updates_beside() const { return untried_gpu && !cuda_graph; }
+  bool updates_beside() const { return untried_gpu.has(Untried::kUpdate) && !cuda_graph; }
   bool is_fp8() const { return dtype == at::kFloat8_e4m3fn; }
   // The dtype of weights, activations and products without fp8.
   at::ScalarType held_dtype() const { return is_fp8() ? at::kBFloat16 : dtype; }

@@ -29,6 +29,11 @@ template <class T>
 concept ParsedOption = requires(const T& option) {
   { T::parse(option.text()) } -> std::same_as<T>;
 };
+// Its name may stand alone on the command line.
+template <class T>
+concept MeansAlone = ParsedOption<T> && requires {
+  T::kAlone;
+};
 template <class T>
 concept TextOption = Choice<T> || OptionalChoice<T>::value || ParsedOption<T>;
 
@@ -286,8 +291,11 @@ void visit_options(Options& o, Visitor&& visitor) {
         "CUDA: launch forward and backward as one graph; faster for models whose kernels are shorter than "
         "their launch");
   visit("untried-gpu", o.compute.untried_gpu, kWarn,
-        "CUDA: take faster ways that have not run on a GPU yet: the update beside the next forward, the best "
-        "of timed products, further fused kernels");
+        "CUDA: take faster ways that have not run on a GPU yet: all (or no value), none (the default), or "
+        "names with "
+        "commas: update (beside the next forward), products (the best of timed ones), packed-gradients (of "
+        "attention), handed-on-branch (a residual in the next norm's pass), keep-gelu (where memory is "
+        "free)");
   visit("accumulate-f32", o.compute.accumulate_f32, kWarn,
         "Keep gradients in f32 even if nothing is accumulated");
   visit("emulate-fp8", o.compute.emulate_fp8, kWarn,

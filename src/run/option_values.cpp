@@ -31,10 +31,18 @@ bool assign(const char*, T& field, const nlohmann::json& value) {
   if (is_integer<T>(value)) value.get_to(field);
   return is_integer<T>(value);
 }
+// Returns the value in words if it is the true or false of a flag that takes names since.
+template <class T>
+nlohmann::json in_words(const nlohmann::json& value) {
+  if constexpr (MeansAlone<T>)
+    if (value.is_boolean()) return value.get<bool>() ? T::kAlone : "none";
+  return value;
+}
 template <TextOption T>
 bool assign(const char* name, T& field, const nlohmann::json& value) {
-  if (value.is_string()) parse_option(name, value.get<std::string>(), field);
-  return value.is_string();
+  const nlohmann::json text = in_words<T>(value);
+  if (text.is_string()) parse_option(name, text.get<std::string>(), field);
+  return text.is_string();
 }
 // A single value is a list of one; "none" is the empty list, as on the command line.
 template <class T>
@@ -132,14 +140,15 @@ int64_t own_image_size(const ModelOptions& model) {
 OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now) {
   OptionChanges changes;
   const TrainOptions defaults;
-  visit_options(
-      defaults, [&](const char* name, const auto& default_value, OnResume on_resume, const std::string&) {
-        if (on_resume == OnResume::kHarmless) return;
-        const nlohmann::json before = saved.contains(name) ? saved.at(name) : json_of(default_value);
-        if (are_same(before, now.at(name))) return;
-        (on_resume == OnResume::kRefuse ? changes.refused : changes.warned)
-            .push_back(fmt::format("--{} ({} -> {})", name, before.dump(), now.at(name).dump()));
-      });
+  visit_options(defaults, [&](const char* name, const auto& default_value, OnResume on_resume,
+                              const std::string&) {
+    if (on_resume == OnResume::kHarmless) return;
+    using T = std::remove_cvref_t<decltype(default_value)>;
+    const nlohmann::json before = saved.contains(name) ? in_words<T>(saved.at(name)) : json_of(default_value);
+    if (are_same(before, now.at(name))) return;
+    (on_resume == OnResume::kRefuse ? changes.refused : changes.warned)
+        .push_back(fmt::format("--{} ({} -> {})", name, before.dump(), now.at(name).dump()));
+  });
   return changes;
 }
 

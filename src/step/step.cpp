@@ -150,7 +150,7 @@ ops::OpChoices TrainStep::op_choices() const {
     return choice.activations == Activations::kOffload;
   });
   ops::OpChoices choices = options_.op_choices;
-  choices.hand_on_branch = choices.untried_gpu && objective_.taps().empty() && !offloads;
+  choices.hand_on_branch &= objective_.taps().empty() && !offloads;
   return choices;
 }
 

@@ -1,5 +1,5 @@
-// The algorithms that cuBLASLt's products take in a run with --untried-gpu, kept in its folder: a run that
-// resumes takes the same ones, and so gives the same bits.
+// The algorithms that cuBLASLt's products take in a run with --untried-gpu products, kept in its folder: a
+// run that resumes takes the same ones, and so gives the same bits.
 #pragma once
 #include <c10/core/Device.h>
 

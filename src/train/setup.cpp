@@ -322,7 +322,8 @@ void check_first_weights(const TrainOptions& options, const DataShape& data,
 
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
                         std::shared_ptr<ProcessGroup> group) {
-  if (options.compute.untried_gpu && computing_device(device) != at::kCUDA)
+  const UntriedGpu& untried = options.compute.untried_gpu;
+  if (!untried.is_none() && computing_device(device) != at::kCUDA)
     fail("train", "--untried-gpu changes what a GPU does, and this run is on a CPU: leave it out");
   const at::ScalarType compute_dtype = options.compute.held_dtype();
   Training training{.objective = make_objective(objective_config_of(options.objective)),
@@ -356,17 +357,19 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   for (const auto& parameter : training.denoiser->parameters()) parameter->init.value = at::Tensor();
   training.step = std::make_unique<TrainStep>(
       *training.denoiser, *training.objective, *training.optimizer, *training.state,
-      StepOptions{
-          .device = device,
-          .micro_batch = options.micro_batch,
-          .max_grad_norm = options.optimizer.max_grad_norm,
-          .ema_schedule = options.ema.schedule,
-          .memory = memory,
-          .op_choices = {.keep_gelu = options.memory.keep_gelu, .untried_gpu = options.compute.untried_gpu},
-          .update_beside = options.compute.updates_beside() ? std::optional(device) : std::nullopt,
-          .graphs = is_dry ? std::nullopt  // records none
-                           : graphs_of(options, device, world_size),
-          .seed = options.seed});
+      StepOptions{.device = device,
+                  .micro_batch = options.micro_batch,
+                  .max_grad_norm = options.optimizer.max_grad_norm,
+                  .ema_schedule = options.ema.schedule,
+                  .memory = memory,
+                  .op_choices = {.keep_gelu = options.memory.keep_gelu || untried.has(Untried::kKeepGelu),
+                                 .pack_gradients = untried.has(Untried::kPackedGradients),
+                                 .time_products = untried.has(Untried::kProducts),
+                                 .hand_on_branch = untried.has(Untried::kHandedOnBranch)},
+                  .update_beside = options.compute.updates_beside() ? std::optional(device) : std::nullopt,
+                  .graphs = is_dry ? std::nullopt  // records none
+                                   : graphs_of(options, device, world_size),
+                  .seed = options.seed});
   return training;
 }
 

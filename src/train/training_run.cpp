@@ -245,7 +245,8 @@ void TrainingRun::build() {
   // which may leave no room.
   peak_flops = options.watch.peak_tflops > 0 ? options.watch.peak_tflops * 1e12
                                              : measure_peak_flops(device, compute_dtype);
-  if (options.compute.untried_gpu) products.emplace(options.out, group->rank(), device);
+  if (options.compute.untried_gpu.has(Untried::kProducts))
+    products.emplace(options.out, group->rank(), device);
   if (options.evaluation.every > 0) {
     const PhaseMemory::Phase phase(phase_memory, "evaluation");
     evaluation.emplace(options, *group, device);

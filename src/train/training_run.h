@@ -75,7 +75,7 @@ class TrainingRun {
   Prompts prompts;  // for the sample grids
   std::optional<RunEvaluation> evaluation;
   std::unique_ptr<BatchSource> batches;
-  std::optional<ProductChoices> products;  // with --untried-gpu
+  std::optional<ProductChoices> products;  // with --untried-gpu products
 
  private:
   std::vector<std::shared_ptr<const RunPictures>> encoded_pictures() const;

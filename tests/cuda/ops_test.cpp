@@ -152,7 +152,7 @@ TEST_P(CudaAttention, MatchesTheReference) {
     at::Tensor out;
     {
       const OnlyBackend only(engine);
-      const OpChoicesScope choices({.untried_gpu = num_tokens != 16});
+      const OpChoicesScope choices({.pack_gradients = num_tokens != 16});
       if (cuda::attention_engine(qkv, scale) != engine) GTEST_SKIP() << "this GPU has no such kernel";
       out = packed_attention(qkv, scale);
     }

@@ -29,8 +29,8 @@ TEST(PackedAttentionGrads, AreWrittenByTheMemoryEfficientKernels) {
 // A plan has the packing as an operation of its own, where the kernels leave it to be done.
 TEST(PackedAttentionGrads, APlanHasOneOperationLess) {
   const DryRunScope dry_run(DryRunDevice::kCuda);
-  const auto packs = [](bool untried_gpu) {
-    const OpChoicesScope choices({.untried_gpu = untried_gpu});
+  const auto packs = [](bool pack_gradients) {
+    const OpChoicesScope choices({.pack_gradients = pack_gradients});
     const at::Tensor qkv =
         at::empty({2, 9, 3, 2, 8}, at::TensorOptions(at::kMeta).dtype(kBf16)).requires_grad_();
     const at::Tensor out = packed_attention(qkv, 1);

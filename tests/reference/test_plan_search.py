@@ -241,12 +241,13 @@ def test_fast_dits_options_beside_its_figures(kiln):
 def test_a_gpus_step_by_kinds_of_operations():
     """The rows sum to the step of the plan, with and without what no GPU has run yet."""
     _, _, *rows = rows_of("gpu-step")
-    *kinds, total, images, _, memory = rows
-    for column, more in ((2, []), (3, ["--keep-gelu", "--untried-gpu"])):
+    (*kinds, total, images, _, memory), each = rows[:-5], rows[-5:]
+    for column, more in ((2, []), (3, ["--untried-gpu"])):
         plan = read_json("plan", "--model", "DiT-XL/2", "--gpu", "H200", "--compute-dtype", "bf16", "--global-batch", 32, *more)["predicted"]
         assert total[column] == f"{1e3 * plan['step_s']:.1f}" and images[column] == f"{plan['images_per_s']:.0f}"
         assert memory[column] == f"{plan['needed_bytes'] / 2**30:.1f} GiB"
         assert abs(sum(float(row[column]) for row in kinds) - float(total[column])) < 0.5
+    assert len({row[0] for row in each}) == 5 and all(float(total[3]) <= float(row[3]) < float(total[2]) for row in each), each
     before, after = ({row[0].split(":")[0]: float(row[column]) for row in kinds} for column in (2, 3))
     assert after["update"] < before["update"] and after["products"] < before["products"] and "GELU apart from products" in before and after["GELU apart from products"] == 0
     # Attention packs its own gradients, and a block's last residual is added in the pass of the next norm.
@@ -254,7 +255,7 @@ def test_a_gpus_step_by_kinds_of_operations():
         assert after[kind] < before[kind]
     for more in (["--autoencoder", "sd-vae-ft-mse"], ["--offload-optimizer", "cpu"], ["--model", "PixArt-Sigma-XL/2-512"]):
         _, _, *rows = rows_of("gpu-step", *more)
-        kinds, (total, images) = rows[:-4], rows[-4:-2]
+        kinds, (total, images) = rows[:-9], rows[-9:-7]
         model = [] if "--model" in more else ["--model", "DiT-XL/2"]
         plan = read_json("plan", *model, "--gpu", "H200", "--compute-dtype", "bf16", "--global-batch", 32, *more)["predicted"]
         assert abs(sum(float(row[2]) for row in kinds) - float(total[2])) < 0.5 and images[2] == f"{plan['images_per_s']:.0f}", more

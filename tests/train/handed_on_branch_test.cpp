@@ -10,7 +10,7 @@ namespace kiln::test {
 namespace {
 
 TinyOptions handing_on(TinyOptions options) {
-  options.op_choices.untried_gpu = true;
+  options.op_choices.hand_on_branch = true;
   return options;
 }
 

@@ -77,6 +77,27 @@ TEST(TrainOptions, AnOptionThatASavedRunLacksHadItsDefault) {
   EXPECT_THAT(changes.warned, ElementsAre("--tf32 (false -> true)"));
 }
 
+TEST(TrainOptions, FasterWaysOfAGpuAreTakenByName) {
+  TrainOptions options = usable_options();
+  EXPECT_TRUE(options.compute.untried_gpu.is_none());
+  for (const auto& [value, text] : {std::pair<nlohmann::json, const char*>{"all", "all"},
+                                    {"keep-gelu, update", "update,keep-gelu"},
+                                    {"none", "none"},
+                                    {true, "all"},  // a flag, in a run of an older program
+                                    {false, "none"}}) {
+    set_option(options, "untried-gpu", value);
+    EXPECT_EQ(to_json(options).at("untried-gpu"), text);
+    nlohmann::json saved = to_json(options);
+    saved["untried-gpu"] = value.is_boolean() ? value : saved["untried-gpu"];
+    EXPECT_TRUE(compare_options(saved, to_json(options)).warned.empty());
+  }
+  set_option(options, "untried-gpu", "update");
+  EXPECT_TRUE(options.compute.updates_beside());
+  EXPECT_FALSE(options.compute.untried_gpu.has(Untried::kProducts));
+  EXPECT_ERROR(set_option(options, "untried-gpu", "speed"), "--untried-gpu expects one of update, products");
+  EXPECT_ERROR(set_option(options, "untried-gpu", 1), "untried-gpu expects a string");
+}
+
 // Every option with named values takes each of them and refuses any other by name.
 TEST(TrainOptions, ChoicesAreTakenByName) {
   TrainOptions options = usable_options();

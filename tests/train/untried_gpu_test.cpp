@@ -19,7 +19,7 @@ using test::StreamEmulation, test::TinyOptions, test::TinyTraining;
 
 void build_untried(DryRunDevice device) {
   TrainOptions options = test::tiny_dit_options();
-  options.compute.untried_gpu = true;
+  options.compute.untried_gpu = UntriedGpu::parse("all");
   const DryRunScope dry_run(device);
   build_training(options, synthetic_shape(options), at::kMeta);
 }

@@ -172,8 +172,8 @@ double price(const OpRecord& op, const MachineProfile& machine) {
 
 double price(const OpRecord& op, const MachineProfile& machine, const ComputeOptions& compute) {
   const bool has_epilogues = op.dtype == at::kBFloat16 || op.dtype == at::kHalf;
-  const bool is_timed = compute.untried_gpu && has_epilogues && op.op_class == OpClass::kMatmul &&
-                        op.name.starts_with("kiln::affine");
+  const bool is_timed = compute.untried_gpu.has(Untried::kProducts) && has_epilogues &&
+                        op.op_class == OpClass::kMatmul && op.name.starts_with("kiln::affine");
   return price(op, machine) * (is_timed ? kTimedShare : 1);
 }
 

@@ -66,8 +66,8 @@ struct StepColumn {
   std::array<int64_t, kStepRows.size()> number{};  // of operations
 };
 
-StepColumn column_of(PlanOptions options, bool with_choices) {
-  options.train.memory.keep_gelu = options.train.compute.untried_gpu = with_choices;
+StepColumn column_of(PlanOptions options, const std::string& untried) {
+  options.train.compute.untried_gpu = UntriedGpu::parse(untried);
   const MachineProfile machine = planned_machine(options);
   check_plan(options, machine);
   StepColumn column;
@@ -103,10 +103,10 @@ std::string gpu_step_table(const TableOptions& table) {
   const MachineProfile machine = planned_machine(options);
   if (machine.device != DryRunDevice::kCuda)
     fail("plan", "--table gpu-step is about a GPU, got --gpu {}: name another one", machine.name);
-  const std::array<StepColumn, 2> columns = {column_of(options, false), column_of(options, true)};
+  const std::array<StepColumn, 2> columns = {column_of(options, "none"), column_of(options, "all")};
   std::string text = fmt::format(
-      "{} at {} px, {} images a step, {}, {} ({}):\n\n| operations | number | ms | ms with `--keep-gelu "
-      "--untried-gpu` |\n|---|---|---|---|\n",
+      "{} at {} px, {} images a step, {}, {} ({}):\n\n| operations | number | ms | ms with "
+      "`--untried-gpu` |\n|---|---|---|---|\n",
       options.train.model.name, options.train.data.image_size, options.train.global_batch,
       choice_name(options.train.compute.dtype), machine.name, machine.source);
   const auto row = [&](const char* name, const std::string& number, const auto& cell) {
@@ -125,6 +125,9 @@ std::string gpu_step_table(const TableOptions& table) {
       [](const StepColumn& column) { return fmt::format("{:.0f} %", 100 * column.share_of_peak); });
   row("memory", "",
       [](const StepColumn& column) { return fmt::format("{:.1f} GiB", gib(column.plan.needed_bytes)); });
+  for (const std::string& way : choice_names<Untried>())
+    text += fmt::format("| sum with `--untried-gpu {}` |  |  | {:.1f} |\n", way,
+                        1e3 * column_of(options, way).plan.step_s);
   return text;
 }
 

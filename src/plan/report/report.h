@@ -37,8 +37,8 @@ struct TableOptions {
 std::string markdown_table(const std::string& name, const TableOptions& options = {});
 
 // Returns its table "gpu-step": what one step takes on a GPU by kinds of operations, as it is and with
-// --keep-gelu and --untried-gpu; if nothing else is given, of DiT-XL/2 with 32 images on an H200. Throws
-// Error: no GPU.
+// --untried-gpu, and its sum with each of these ways; if nothing else is given, of DiT-XL/2 with 32 images on
+// an H200. Throws Error: no GPU.
 std::string gpu_step_table(const TableOptions& table);
 
 // The second table of "sizes": every published model with captions, and SDXL, which guides compare them with.

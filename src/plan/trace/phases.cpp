@@ -78,7 +78,7 @@ MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& dat
   const auto sampler = make_sampler(grid_sampler_config(two_steps, objective_config_of(options.objective)));
   const Training training = build_training(options, data, at::kMeta, group);
   return logged_on_meta([&] {
-    const ops::OpChoicesScope choices({.untried_gpu = options.compute.untried_gpu});
+    const ops::OpChoicesScope choices({.time_products = options.compute.untried_gpu.has(Untried::kProducts)});
     const DenoiserShape& shape = training.denoiser->shape();
     const int64_t batch = samples_at_once(options, group->world_size());
     Conditioning cond = batch_on_meta(data, batch).batch.conditioning;
@@ -111,7 +111,7 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
   std::optional<StepBatch> batch;
   if (device == DryRunDevice::kCpu) batch = batch_of(rows);
   return logged_on_meta([&] {
-    const ops::OpChoicesScope choices({.untried_gpu = options.compute.untried_gpu});
+    const ops::OpChoicesScope choices({.time_products = options.compute.untried_gpu.has(Untried::kProducts)});
     with_first_ema(*training.state, [&] { forward_losses(training, batch ? *batch : batch_of(rows)); });
   });
 }
