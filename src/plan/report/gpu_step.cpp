@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "core/units.h"
+#include "plan/price/attention_engine.h"
 #include "plan/price/price.h"
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"
@@ -72,10 +73,10 @@ StepColumn column_of(PlanOptions options, const std::string& untried) {
   check_plan(options, machine);
   StepColumn column;
   std::list<StepTrace> traces;  // the last one is that of the step's time
-  column.plan = plan_traced(options, machine, read_data_outlook(options),
-                            [&](const DataShape& shape) -> const StepTrace& {
-                              return traces.emplace_back(trace_step(options.train, shape, machine.device));
-                            });
+  column.plan = plan_traced(
+      options, machine, read_data_outlook(options), [&](const DataShape& shape) -> const StepTrace& {
+        return traces.emplace_back(trace_step(traced_options(options.train, machine), shape, machine.device));
+      });
   const StepTrace& trace = traces.back();
   for (const Span& span : trace.spans)
     for (const OpRecord& op : span.ops) {

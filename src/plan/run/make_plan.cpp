@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "models/registry.h"
+#include "plan/price/attention_engine.h"
 #include "plan/price/price.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
@@ -191,8 +192,8 @@ Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const 
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
   std::list<StepTrace> traces;
   return plan_traced(options, machine, data, [&](const DataShape& shape) -> const StepTrace& {
-    return traces.emplace_back(
-        trace_step(options.train, shape, machine.device, options.gpus, sharding.ranks_per_node));
+    return traces.emplace_back(trace_step(traced_options(options.train, machine), shape, machine.device,
+                                          options.gpus, sharding.ranks_per_node));
   });
 }
 
@@ -221,8 +222,8 @@ void add_lane_speeds(Plan& plan) {
     double& step_s = seconds[lane.area()];
     if (step_s == 0) {
       of_lane.data.lanes = {lane};
-      StepTrace trace = trace_step(plan.options.train, of_lane.data, plan.machine.device, plan.options.gpus,
-                                   sharding.ranks_per_node);
+      StepTrace trace = trace_step(traced_options(plan.options.train, plan.machine), of_lane.data,
+                                   plan.machine.device, plan.options.gpus, sharding.ranks_per_node);
       if (!is_of(trace, sharding)) trace = trace_of_rank(trace, sharding, /*has_checkpoint_part=*/false);
       add_time(of_lane, trace, sharding);
       step_s = of_lane.step_s;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/units.h"
+#include "plan/price/attention_engine.h"
 #include "plan/ranks/rank_step.h"
 
 namespace kiln {
@@ -109,7 +110,8 @@ const Plan& Candidates::planned(size_t index) {
   const PlanOptions options = options_of(options_, configurations_[index]);
   check_plan(options, machine_);
   const int64_t per_node = sharding_of(options.train, options.gpus, machine_).ranks_per_node;
-  const StepTrace& trace = traces_.step(options.train, data_.shape, machine_.device, options.gpus, per_node);
+  const StepTrace& trace = traces_.step(traced_options(options.train, machine_), data_.shape, machine_.device,
+                                        options.gpus, per_node);
   return plans_.emplace(index, compose_plan(options, machine_, data_, trace)).first->second;
 }
 
