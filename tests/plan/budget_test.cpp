@@ -65,6 +65,21 @@ TEST(Budget, RecomputesMoreWhereLessIsAllowed) {
   EXPECT_LT(peak_of(less), MemoryBudget::parse("2500M").bytes());
 }
 
+// Without GELU's results nothing has to be recomputed in the smaller memory.
+TEST(Budget, KeepsGeluWhereMemoryIsFree) {
+  const auto fitted = [](const std::string& budget) {
+    const TrainOptions options = changed(
+        TrainOptions(), settings("model=DiT-S/4 compute-dtype=bf16 untried-gpu=all memory-budget=" + budget));
+    return fit_planned(options, find_profile("H200"), /*gpus=*/1, option_on_command_line);
+  };
+  const FittedRun roomy = fitted("64G");
+  EXPECT_TRUE(roomy.options.compute.untried_gpu.has(Untried::kKeepGelu));
+  const auto needed = roomy.predicted.at("needed_bytes").get<int64_t>();
+  const FittedRun tight = fitted(std::to_string((needed - (500 << 20)) / 1024) + "K");
+  EXPECT_FALSE(tight.options.compute.untried_gpu.has(Untried::kKeepGelu));
+  EXPECT_TRUE(tight.options.memory.recompute.is_none());
+}
+
 // Steps go on while a copy of the state is written.
 TEST(Budget, CountsACopyOfTheState) {
   const FittedRun files = fit_run(small_options("memory-budget=2500M")),

@@ -227,6 +227,22 @@ TEST(Search, OffloadsWeightsAndActivationsWhereNothingElseFits) {
   EXPECT_GT(offloading(), 0) << "the whole batch in one pass";
 }
 
+// Without GELU's results nothing has to be recomputed in the smaller memory.
+TEST(Search, KeepsGeluWhereMemoryIsFree) {
+  SearchOptions options =
+      search_of("H200", 1, settings("model=DiT-B/2 global-batch=64 compute-dtype=bf16 untried-gpu=all"),
+                {"compute-dtype", "micro-batch", "offload-optimizer", "zero-stage", "offload-activations"});
+  const auto keeps_gelu = [&] {
+    const SearchResult result = search(options);
+    EXPECT_FALSE(result.best.empty());
+    return result.best.at(0).plan.options.train.compute.untried_gpu.has(Untried::kKeepGelu);
+  };
+  EXPECT_TRUE(keeps_gelu());
+  options.plan.gpu_memory = std::to_string(make_plan(options.plan).needed_bytes);
+  options.memory_share = 0.95;
+  EXPECT_FALSE(keeps_gelu());
+}
+
 TEST(Search, KeepsWhatIsGiven) {
   SearchOptions options =
       search_of("T4", 2,

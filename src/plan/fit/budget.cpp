@@ -175,7 +175,13 @@ void check_fit(FittedRun& run, const MachineProfile& machine, const DataOutlook&
                const Ranks& ranks, const FitTerms& terms) {
   const bool on_cpu = machine.device == DryRunDevice::kCpu;
   MachineFit fit(machine, data, on_cpu ? keeping_process(machine) : ProcessMemory{}, free, ranks.world_size);
-  const Plan plan = fit.plan(run.options);
+  Plan plan = fit.plan(run.options);
+  UntriedGpu& untried = run.options.compute.untried_gpu;
+  if (untried.has(Untried::kKeepGelu) && fit.needed(plan) > free) {
+    untried.leave_out(Untried::kKeepGelu);
+    plan = fit.plan(run.options);
+    run.summary = "--untried-gpu leaves keep-gelu out, for which no memory is free";
+  }
   if (on_cpu && fit.needed(plan) > free) {
     run.gives_memory_back = true;
     return_freed_memory();
@@ -282,7 +288,8 @@ FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, FitTerms ter
   });
   const nlohmann::json fitted = to_json(run.options);
   nlohmann::json choices = {{"gives memory back", run.gives_memory_back}};
-  for (const char* name : {"micro-batch", "recompute", "offload-activations", "checkpoint-copy"})
+  for (const char* name :
+       {"micro-batch", "recompute", "offload-activations", "untried-gpu", "checkpoint-copy"})
     choices["options"][name] = fitted.at(name);
   choices = nlohmann::json::parse(group.gather(choices.dump(), "the memory choices").front());
   for (const auto& [name, value] : choices.at("options").items()) set_option(run.options, name, value);

@@ -8,6 +8,7 @@
 #include "models/registry.h"
 #include "parallel/machine.h"
 #include "plan/memory/segment_costs.h"
+#include "plan/price/attention_engine.h"
 #include "plan/price/step_timing.h"
 #include "train/memory_choices.h"
 
@@ -32,6 +33,10 @@ std::string existing_folder_beside(const std::string& out) {
   const std::filesystem::path parent = std::filesystem::path(out).parent_path();
   std::error_code none;
   return std::filesystem::is_directory(parent, none) ? parent.string() : ".";
+}
+
+bool keeps_all(const TrainOptions& options) {
+  return options.memory.recompute.is_none() && options.memory.offload_activations.is_none();
 }
 
 }  // namespace
@@ -76,8 +81,9 @@ int64_t MachineFit::needed(const Plan& plan) const {
 // A plan needs more than the live bytes of its step (rounding, fragmentation, other phases, the process), and
 // only planning shows how much. So the excess of a first plan is taken off its live bytes, which is exact on
 // a CPU, and bisection finds whatever fits above that.
-std::optional<FittedChoice> MachineFit::choose(TrainOptions options) const {
-  const StepCosts costs = step_costs(options, data_->shape, machine_->device, world_size_);
+std::optional<FittedChoice> MachineFit::choose_segments(TrainOptions options) const {
+  const StepCosts costs =
+      step_costs(traced_options(options, *machine_), data_->shape, machine_->device, world_size_);
   const auto denoiser = build_denoiser(
       options.model.name,
       denoiser_config_of(options, data_->shape, *make_objective(objective_config_of(options.objective))),
@@ -110,6 +116,14 @@ std::optional<FittedChoice> MachineFit::choose(TrainOptions options) const {
   return best;
 }
 
+std::optional<FittedChoice> MachineFit::choose(TrainOptions options) const {
+  std::optional<FittedChoice> best = choose_segments(options);
+  if (!options.compute.untried_gpu.has(Untried::kKeepGelu) || (best && keeps_all(best->options))) return best;
+  options.compute.untried_gpu.leave_out(Untried::kKeepGelu);
+  std::optional<FittedChoice> leaner = choose_segments(options);
+  return !best || (leaner && leaner->plan.step_s < best->plan.step_s) ? leaner : best;
+}
+
 std::optional<FittedChoice> MachineFit::choose_micro_batch(TrainOptions options) const {
   std::optional<FittedChoice> best;
   const int64_t rows = rows_of_rank(options);
@@ -117,10 +131,9 @@ std::optional<FittedChoice> MachineFit::choose_micro_batch(TrainOptions options)
     options.micro_batch = images < rows ? images : 0;
     std::optional<FittedChoice> fitted = choose(options);
     if (!fitted) continue;
-    const bool keeps_all =
-        fitted->options.memory.recompute.is_none() && fitted->options.memory.offload_activations.is_none();
+    const bool is_whole = keeps_all(fitted->options);
     if (!best || fitted->plan.step_s < best->plan.step_s) best = std::move(fitted);
-    if (keeps_all) break;  // smaller passes only take longer
+    if (is_whole) break;  // smaller passes only take longer
   }
   return best;
 }
@@ -161,7 +174,8 @@ std::optional<TrainOptions> MachineFit::nearest_offloaded(const TrainOptions& op
 
 int64_t MachineFit::least(TrainOptions options) const {
   options.micro_batch = 1;
-  const StepCosts costs = step_costs(options, data_->shape, machine_->device, world_size_);
+  const StepCosts costs =
+      step_costs(traced_options(options, *machine_), data_->shape, machine_->device, world_size_);
   const auto denoiser = build_denoiser(
       options.model.name,
       denoiser_config_of(options, data_->shape, *make_objective(objective_config_of(options.objective))),

@@ -41,7 +41,8 @@ class MachineFit {
   // Returns the bytes that the device, or on a CPU the process, comes to hold.
   int64_t needed(const Plan& plan) const;
 
-  // Returns the choice with the fewest recomputed FLOPs within the budget; nothing if none fits.
+  // Returns the choice with the fewest recomputed FLOPs within the budget; nothing if none fits. GELU's
+  // results of --untried-gpu are left out if the step is faster without them.
   std::optional<FittedChoice> choose(TrainOptions options) const;
 
   // Chooses the micro-batch too, from the rank's rows and halves of them: the fastest step that fits.
@@ -60,6 +61,7 @@ class MachineFit {
 
  private:
   int64_t rows_of_rank(const TrainOptions& options) const;
+  std::optional<FittedChoice> choose_segments(TrainOptions options) const;
 
   const MachineProfile* machine_;
   const DataOutlook* data_;

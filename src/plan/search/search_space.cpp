@@ -9,6 +9,7 @@
 #include "models/registry.h"
 #include "plan/memory/plan_memory.h"
 #include "plan/memory/segment_costs.h"
+#include "plan/price/attention_engine.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
 #include "plan/trace/phases.h"
@@ -38,8 +39,11 @@ class SpaceBuilder {
                 text_encoder_bytes(options, data_, machine_.device);
       for (int64_t gpus : axes_.gpu_counts()) {
         for (int64_t micro_batch : axes_.micro_batches(gpus)) {
-          present_ = {.gpus = gpus, .micro_batch = micro_batch, .compute_dtype = dtype};
-          add_pass();
+          for (const bool leaves_gelu : axes_.gelu_choices()) {
+            present_ = {
+                .gpus = gpus, .micro_batch = micro_batch, .compute_dtype = dtype, .leaves_gelu = leaves_gelu};
+            add_pass();
+          }
         }
       }
     }
@@ -48,14 +52,15 @@ class SpaceBuilder {
 
  private:
   const StepTrace& trace(const SegmentSet& recompute, const SegmentSet& offload_activations) {
-    auto& family = families_[{present_.compute_dtype, recompute, offload_activations}];
+    auto& family = families_[{present_.compute_dtype, present_.leaves_gelu, recompute, offload_activations}];
     if (!family) {
       TrainOptions options = search_.plan.train;
       options.compute.dtype = present_.compute_dtype;
+      if (present_.leaves_gelu) options.compute.untried_gpu.leave_out(Untried::kKeepGelu);
       options.memory.recompute = recompute;
       options.memory.offload_activations = offload_activations;
       const int64_t largest = axes_.micro_batches(axes_.gpu_counts().front()).front();
-      family = &traces_.family(options, data_.shape, machine_.device, largest);
+      family = &traces_.family(traced_options(options, machine_), data_.shape, machine_.device, largest);
     }
     return family->at(present_.micro_batch, search_.plan.train.global_batch / present_.gpus,
                       present_.zero_stage);
@@ -199,8 +204,8 @@ class SpaceBuilder {
   const DataDescription& data_;
   SearchTraces& traces_;
   const SearchAxes axes_;
-  // By compute dtype, --recompute and --offload-activations.
-  std::map<std::tuple<at::ScalarType, SegmentSet, SegmentSet>, TraceFamily*> families_;
+  // By compute dtype, whether GELU is left out, --recompute and --offload-activations.
+  std::map<std::tuple<at::ScalarType, bool, SegmentSet, SegmentSet>, TraceFamily*> families_;
   // Places of the optimizer with which some set of activations of this pass has room, weights on the device.
   std::set<Placement> roomy_;
   std::unique_ptr<Denoiser> denoiser_;
@@ -270,6 +275,11 @@ bool SearchAxes::may_offload_activations() const {
   return on_cuda() && !is_fixed("offload-activations") && !is_one_set();
 }
 
+std::vector<bool> SearchAxes::gelu_choices() const {
+  if (search_.plan.train.compute.untried_gpu.has(Untried::kKeepGelu)) return {false, true};
+  return {false};
+}
+
 PlanOptions options_of(const SearchOptions& search, const Configuration& configuration) {
   PlanOptions options = search.plan;
   options.gpus = configuration.gpus;
@@ -278,6 +288,7 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
   train.memory.budget = {};  // the machine's memory has it already, and the search chooses what keeps to it
   train.micro_batch = whole ? 0 : configuration.micro_batch;
   train.compute.dtype = configuration.compute_dtype;
+  if (configuration.leaves_gelu) train.compute.untried_gpu.leave_out(Untried::kKeepGelu);
   train.memory.recompute = configuration.recompute;
   train.zero.stage = configuration.zero_stage;
   static_cast<StatePlacement&>(train.offload) = configuration.offload;

@@ -47,6 +47,8 @@ class SearchAxes {
   // True if it is given which activations are recomputed or offloaded.
   bool is_one_set() const;
   bool may_offload_activations() const;
+  // Whether keep-gelu is left out of --untried-gpu, which keeps GELU's results where memory is free.
+  std::vector<bool> gelu_choices() const;
 
  private:
   bool on_cuda() const { return machine_.device == DryRunDevice::kCuda; }
@@ -60,6 +62,7 @@ struct Configuration {
   at::ScalarType compute_dtype = at::kFloat;
   SegmentSet recompute{}, offload_activations{};
   StatePlacement offload{};
+  bool leaves_gelu = false;  // out of --untried-gpu
   // Figures to rank by, composed from few traces (plan/trace/trace_family.h). Its plan takes as long and
   // needs no fewer bytes: live bytes, context and communication are the same, and the allocator's rounding
   // and fragmentation come on top.
