@@ -292,10 +292,8 @@ void visit_options(Options& o, Visitor&& visitor) {
         "their launch");
   visit("untried-gpu", o.compute.untried_gpu, kWarn,
         "CUDA: take faster ways that have not run on a GPU yet: all (or no value), none (the default), or "
-        "names with "
-        "commas: update (beside the next forward), products (the best of timed ones), packed-gradients (of "
-        "attention), handed-on-branch (a residual in the next norm's pass), keep-gelu (where memory is "
-        "free)");
+        "names with commas: update, products, packed-gradients, handed-on-branch, keep-gelu, of which the "
+        "last keeps what memory is free for");
   visit("accumulate-f32", o.compute.accumulate_f32, kWarn,
         "Keep gradients in f32 even if nothing is accumulated");
   visit("emulate-fp8", o.compute.emulate_fp8, kWarn,
