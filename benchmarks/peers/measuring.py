@@ -51,7 +51,8 @@ def bound_images_per_s(command):
 
 
 def run_kiln_training(command, warmup):
-    """Rate, shares of the machine's measured peak and of the step's bound, and peak resident memory of `kiln train` and its options but for --out."""
+    """Of `kiln train` and its options but for --out: rate, shares of the machine's measured peak and of the step's bound, and
+    peak memory, that of tensors on a GPU where it trains there, else of the process."""
     bound = bound_images_per_s(command)
     with tempfile.TemporaryDirectory() as folder:
         command = [str(part) for part in command] + ["--out", folder + "/run"]
@@ -61,8 +62,9 @@ def run_kiln_training(command, warmup):
         lines = [json.loads(line) for line in open(f"{folder}/run/log.jsonl")]
         shares = [line["peak_share"] for line in lines if "peak_share" in line][warmup:]
         rate = kiln_images_per_s(folder + "/run", warmup)
+        resident = int(pathlib.Path(folder + "/usage").read_text().split()[-1]) * 1024
         return {"images_per_s": rate, "peak_share": statistics.median(shares) if shares else None, "bound_share": rate / bound,
-                "peak_bytes": int(pathlib.Path(folder + "/usage").read_text().split()[-1]) * 1024}
+                "peak_bytes": max(line.get("peak_device_bytes", 0) for line in lines) or resident}
 
 
 def speed_and_memory_table(results, reference):
@@ -81,11 +83,6 @@ def speed_and_memory_table(results, reference):
                      f"{share(runs, 'bound_share')} | {share(runs, 'peak_share')} | {peak / 1e9:.2f} GB | {rate / base_rate:.2f}x | "
                      f"{peak / base_peak:.2f}x |")
     return lines
-
-
-def kiln_device_bytes(run):
-    """The most that tensors took on the GPU, in the steps that a run folder logged."""
-    return max(json.loads(line).get("peak_device_bytes", 0) for line in open(f"{run}/log.jsonl"))
 
 
 def conclude(text, out):

@@ -14,17 +14,15 @@ models.py and diffusion/; their code is run as it is.
 import argparse
 import json
 import os
-import pathlib
 import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import OrderedDict
 from copy import deepcopy
 
-from measuring import conclude, device_name, in_turn, kiln_device_bytes, kiln_images_per_s
+from measuring import conclude, device_name, in_turn, run_kiln_training, speed_and_memory_table
 
 # --recompute: within fast-DiT's memory a third of DiT-S's blocks is enough.
 KILN_VARIANTS = {"kiln": "none", "kiln-some": "0-3", "kiln-recompute": "all"}
@@ -79,21 +77,11 @@ def peer_worker(args):
 
 
 def run_kiln(args, recompute):
-    with tempfile.TemporaryDirectory() as folder:
-        command = [args.kiln, "train", "--model", args.model, "--data", "synthetic", "--image-size",
-                   str(args.latent_size * 8), "--out", folder + "/run", "--max-steps", str(args.warmup + args.steps),
-                   "--global-batch", str(args.batch), "--micro-batch", str(args.batch), "--compute-dtype", "bf16",
-                   "--objective", "iddpm", "--ema-decay", "0.9999", "--lr", "1e-4", "--seed", "0", "--device", args.device,
-                   "--recompute", recompute, "--checkpoint-every", "0", "--log-every", "1",
-                   "--threads", str(args.threads)]
-        usage_file = folder + "/usage"
-        done = subprocess.run(["/usr/bin/time", "-f", "%M", "-o", usage_file, *command], capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"kiln failed: {done.stderr.strip()[-400:]}")
-        peak = int(pathlib.Path(usage_file).read_text().split()[-1]) * 1024
-        if args.device == "cuda":
-            peak = kiln_device_bytes(folder + "/run")
-        return {"images_per_s": kiln_images_per_s(folder + "/run", args.warmup), "peak_bytes": peak}
+    return run_kiln_training(
+        [args.kiln, "train", "--model", args.model, "--data", "synthetic", "--image-size", args.latent_size * 8, "--max-steps",
+         args.warmup + args.steps, "--global-batch", args.batch, "--micro-batch", args.batch, "--compute-dtype", "bf16", "--objective",
+         "iddpm", "--ema-decay", "0.9999", "--lr", "1e-4", "--seed", "0", "--device", args.device, "--recompute", recompute,
+         "--checkpoint-every", "0", "--log-every", "1", "--threads", args.threads], args.warmup)
 
 
 def run_variant(args, variant):
@@ -113,16 +101,7 @@ def report(args, results, reference):
     lines = [f"# Training step, {args.model}, batch {args.batch}, {args.latent_size}x{args.latent_size}x4 latents, bf16",
              "", f"{time.strftime('%Y-%m-%d')}, {device_name(args.device)}, {args.threads} threads, torch 2.11.0. Medians of "
              f"{args.rounds} interleaved rounds of {args.steps} steps after {args.warmup} of warm-up.", "",
-             f"| program | images/s (min..max) | peak memory | speed / {reference} | memory / {reference} |",
-             "|---|---|---|---|---|"]
-    base_rate = statistics.median(r["images_per_s"] for r in results[reference])
-    base_peak = statistics.median(r["peak_bytes"] for r in results[reference])
-    for variant, runs in results.items():
-        rates = [run["images_per_s"] for run in runs]
-        peak = statistics.median(run["peak_bytes"] for run in runs)
-        rate = statistics.median(rates)
-        lines.append(f"| {variant} | {rate:.2f} ({min(rates):.2f}..{max(rates):.2f}) | {peak / 1e9:.2f} GB | "
-                     f"{rate / base_rate:.2f}x | {peak / base_peak:.2f}x |")
+             *speed_and_memory_table(results, reference)]
     return "\n".join(lines) + "\n"
 
 

@@ -73,6 +73,8 @@ CpuLevel cpu_level_of_machine() {
 
 CpuLevel cpu_level() { return level_in_use(); }
 
+bool rounds_bf16_at_once = cpu_level_of_machine() >= CpuLevel::kAvx512Bf16;
+
 std::string name_of(CpuLevel level) { return level == CpuLevel::kPortable ? "x86-64" : choice_name(level); }
 
 void lower_cpu_level() {
@@ -90,6 +92,7 @@ void lower_cpu_level() {
   const Level& level = *std::find_if(levels().begin(), levels().end(),
                                      [&](const Level& each) { return each.level == wanted; });
   level_in_use() = wanted;
+  rounds_bf16_at_once = wanted >= CpuLevel::kAvx512Bf16;
   hwy::DisableTargets(level.unused_targets);
   ::setenv("ATEN_CPU_CAPABILITY", level.aten, /*overwrite=*/1);
   ::setenv("ONEDNN_MAX_CPU_ISA", level.onednn, /*overwrite=*/1);

@@ -33,6 +33,10 @@ CpuLevel cpu_level_of_machine();
 // Returns the level in use: KILN_CPU's after lower_cpu_level(), else the machine's.
 CpuLevel cpu_level();
 
+// True from kAvx512Bf16 on: f32 is rounded to bf16 by one instruction. A variable, because kernels ask for
+// every vector.
+extern bool rounds_bf16_at_once;
+
 // Returns the level's word, "x86-64" for kPortable.
 std::string name_of(CpuLevel level);
 

@@ -58,10 +58,7 @@ void adamw_elements(const AdamwElements& e, const AdamwFactors& factors, TComput
       const Vec ema = load(e.emas[k] + i, count);
       store(hn::MulAdd(hn::Sub(p, ema), set(e.ema_steps[k]), ema), e.emas[k] + i, count);
     }
-    if (streams && count == kLanes)
-      stream(p, compute + i);
-    else
-      store(p, compute + i, count);
+    store_weights(p, compute + i, count, streams);
   });
   if (streams) hwy::FlushStream();
 }

@@ -122,10 +122,7 @@ void step_blocks(const Adamw8bitElements& e, const Adamw8bitFactors& factors, co
       const Vec p =
           hn::NegMulAdd(hn::Div(m, denominator), f.step_size, hn::Mul(load(e.weights + i, n), f.keep));
       store(p, e.weights + i, n);
-      if (streams && n == kLanes)
-        stream(p, compute + i);
-      else
-        store(p, compute + i, n);
+      store_weights(p, compute + i, n, streams);
     });
     e.mean_scales[b] = largest(largest_mean);
     e.square_scales[b] = largest(largest_square);

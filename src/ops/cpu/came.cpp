@@ -136,10 +136,7 @@ void move_weights_and(const CameRows& part, float lr, float decay_value, TComput
       const Vec u = hn::Mul(hn::Mul(load(mean + c, count), factor), load(part.column_roots + c, count));
       const Vec moved = hn::Sub(decayed(load(weights + c, count), decay), u);
       store(moved, weights + c, count);
-      if (streams && count == kLanes)
-        stream(moved, compute + c);
-      else
-        store(moved, compute + c, count);
+      store_weights(moved, compute + c, count, streams);
     });
   }
   if (part.compute.streams) hwy::FlushStream();
@@ -198,10 +195,7 @@ void move_elements_and(const CameElementRange& range, const T* grads, const Came
     }
     const Vec moved = hn::NegMulAdd(update, lr, decayed(load(range.weights + i, count), decay));
     store(moved, range.weights + i, count);
-    if (streams && count == kLanes)
-      stream(moved, compute + i);
-    else
-      store(moved, compute + i, count);
+    store_weights(moved, compute + i, count, streams);
   });
   if (streams) hwy::FlushStream();
 }

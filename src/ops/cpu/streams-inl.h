@@ -35,19 +35,26 @@ HWY_INLINE void fetch_piece(const T* p, size_t count) {
 
 // Stands for the compute weights where an update writes none.
 struct NoCompute {};
-HWY_INLINE void store(Vec, NoCompute*, size_t) {}
-HWY_INLINE void stream(Vec, NoCompute*) {}
+HWY_INLINE void store_weights(Vec, NoCompute*, size_t, bool) {}
 
-// Writes around the caches, to an aligned address. Nobody reads the weights before the next step, and memory
-// that is only written need not be read first. The pass ends with hwy::FlushStream().
-HWY_INLINE void stream(Vec v, Bf16* p) { hn::Stream(to_bf16_bits(v), U16(), reinterpret_cast<uint16_t*>(p)); }
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE void stream(Vec v, Fp16* p) { store(v, p); }
-#else
-HWY_INLINE void stream(Vec v, Fp16* p) {
-  hn::Stream(hn::BitCast(U16(), hn::DemoteTo(F16(), v)), U16(), reinterpret_cast<uint16_t*>(p));
+// Stores compute weights, a whole vector around the caches if `streams`, to an aligned address: nobody reads
+// them before the next step, and memory that is only written need not be read first. The pass ends with
+// hwy::FlushStream(). The bits are those of a cast by ATen, which makes them when a run is resumed.
+HWY_INLINE void store_weights(Vec v, Bf16* p, size_t count, bool streams) {
+  const auto bits = to_bf16_bits(v);
+  auto* to = reinterpret_cast<uint16_t*>(p);
+  if (streams && count == kLanes) return hn::Stream(bits, U16(), to);
+  HWY_ALIGN uint16_t all[kLanes];
+  hn::Store(bits, U16(), all);
+  std::memcpy(to, all, count * sizeof(uint16_t));
 }
+HWY_INLINE void store_weights(Vec v, Fp16* p, size_t count, bool streams) {
+#if HWY_TARGET != HWY_SCALAR
+  if (streams && count == kLanes)
+    return hn::Stream(hn::BitCast(U16(), hn::DemoteTo(F16(), v)), U16(), reinterpret_cast<uint16_t*>(p));
 #endif
+  store(v, p, count);
+}
 
 template <class TCompute>
 HWY_INLINE bool can_stream(const TCompute* p) {
