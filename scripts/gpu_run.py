@@ -53,8 +53,8 @@ def third(session):
     session.check("algorithms of products with an epilogue", kernels.algorithms, limit=60)
     session.check("equal lines with --untried-gpu", trainings.untried_lines, limit=120)
     for way in ("all", *trainings.WAYS):
-        session.check(f"DiT-XL/2 bf16, batch 32, {trainings.UNTRIED} {way}", speeds.speed_of, "DiT-XL/2", 32, 20, trainings.UNTRIED,
-                      way, limit=60)
+        session.check(f"DiT-XL/2 bf16, batch 32, {trainings.UNTRIED} {way}", speeds.speed_of, "DiT-XL/2", 32, 20,
+                      f"{trainings.UNTRIED}={way}", limit=60)
     session.check("variants of kernels", kernel_variants.variants, limit=150)
     for when in ("before", "after"):
         if when == "after":
