@@ -75,8 +75,10 @@ TEST(Plan, KeepingGeluTakesMemoryForTime) {
   EXPECT_LT(kept.step_s, plain.step_s);
 }
 
-TEST(Plan, NamesTheEngineOfAttentionThatItDoesNotCount) {
+TEST(Plan, NamesTheEngineOfAttention) {
   PlanOptions options = small_plan();
+  EXPECT_EQ(make_plan(options).attention, "flash");
+  EXPECT_THAT(to_text(make_plan(options)), HasSubstr("attention by torch's flash kernels"));
   const auto notes = [&] { return make_plan(options).notes; };
   EXPECT_THAT(notes(), Not(Contains(HasSubstr("cuDNN's attention"))));
   options.gpu = "H100";

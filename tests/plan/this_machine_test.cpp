@@ -41,14 +41,24 @@ TEST(ThisMachine, ProfilesOfGpusByTheirDriversNames) {
 
 TEST(ThisMachine, ACalibratedGpuTakesTheAttentionOfItsKind) {
   MachineProfile profile;
+  profile.peak_flops = {{at::kFloat, 1e12}, {at::kBFloat16, 1e12}};
+  ComputeOptions compute{.dtype = at::kBFloat16};
   for (const char* name : {"H100", "H200", "B200", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}) {
     profile.name = name;
-    EXPECT_TRUE(prefers_cudnn_attention(profile)) << name;
+    EXPECT_STREQ(attention_engine_of(profile, compute), "cudnn") << name;
   }
   for (const char* name : {"A100-80G", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "cpu"}) {
     profile.name = name;
-    EXPECT_FALSE(prefers_cudnn_attention(profile)) << name;
+    EXPECT_STREQ(attention_engine_of(profile, compute), "flash") << name;
   }
+  profile.name = "H200";
+  compute.deterministic = true;
+  EXPECT_STREQ(attention_engine_of(profile, compute), "flash");
+  compute.dtype = at::kFloat;
+  EXPECT_STREQ(attention_engine_of(profile, compute), "memory-efficient");
+  compute.dtype = at::kHalf;
+  profile.peak_flops.erase(at::kBFloat16);
+  EXPECT_STREQ(attention_engine_of(profile, compute), "memory-efficient") << "before Ampere";
 }
 
 TEST(ThisMachine, OtherGpusHaveNoProfile) {

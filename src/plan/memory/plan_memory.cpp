@@ -57,7 +57,7 @@ class MemoryComposer {
   void add_phase(const std::string& name, const Peak& peak, int64_t host);
   void add_kinds(const Peak& steady);
   void add_notes();
-  bool takes_cudnn() const;
+  bool has_packed_attention() const;
   int64_t loader_bytes(const BatchOptions& draws, int64_t batch, bool of_pictures) const;
   int64_t checkpoint_copy_bytes() const;
   MemoryCurve curve() const;
@@ -250,13 +250,10 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
 }
 
-// Torch refuses cuDNN's attention among deterministic algorithms.
-bool MemoryComposer::takes_cudnn() const {
-  if (!prefers_cudnn_attention(machine_) || options_.compute.deterministic) return false;
+bool MemoryComposer::has_packed_attention() const {
   return std::ranges::any_of(trace_.spans, [](const Span& span) {
-    return std::ranges::any_of(span.ops, [](const OpRecord& op) {
-      return op.name == "kiln::packed_attention" && op.dtype != at::kFloat;
-    });
+    return std::ranges::any_of(span.ops,
+                               [](const OpRecord& op) { return op.name == "kiln::packed_attention"; });
   });
 }
 
@@ -270,7 +267,7 @@ void MemoryComposer::add_notes() {
     plan_.notes.push_back(
         fmt::format("the text encoder of {}, which is not here: the published {} stands for it",
                     outline->folder, outline->assumed->name));
-  if (takes_cudnn())
+  if (plan_.attention == "cudnn")
     plan_.notes.push_back(
         "the scratch of cuDNN's attention, which torch takes on this GPU without --deterministic: flash "
         "attention's is counted");
@@ -285,6 +282,7 @@ MemoryPlan MemoryComposer::run() {
   const PhasePeaks peaks = play_within(machine_.memory_bytes - machine_.context_bytes - communication_);
   add_phases(peaks);
   add_kinds(peaks.steady);
+  if (cuda_ && has_packed_attention()) plan_.attention = attention_engine_of(machine_, options_.compute);
   add_notes();
   plan_.reserved_bytes = peaks.steady.reserved_bytes;
   for (const PhasePlan& phase : plan_.phases)

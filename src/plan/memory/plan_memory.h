@@ -33,6 +33,7 @@ struct MemoryPlan {
   int64_t needed_bytes = 0;    // most that any phase needs of the device, with context and communication
   std::string needed_phase;    // the one of `phases` that needs it
   std::string peak_phase, peak_segment;  // of the steady step: "backward", "blocks.27"
+  std::string attention;  // the engine of packed attention on a GPU (plan/price/attention_engine.h)
   bool fits = false;
   MemoryCurve curve;               // memory by kind over the step
   std::vector<std::string> notes;  // what this plan leaves out or assumes

@@ -104,6 +104,7 @@ Json predicted_json(const Plan& plan) {
                     peak_segment, fits, by_kind, overhead, step_s, time_error, measured_share, images_per_s,
                     communication_s, steps, days, cost, gpu_hours, kilowatt_hours, extraction_days,
                     checkpoint_bytes, num_checkpoints, optimizer_bytes);
+  if (!plan.attention.empty()) predicted["attention"] = plan.attention;
   return predicted;
 }
 

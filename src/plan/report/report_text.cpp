@@ -132,7 +132,9 @@ std::string time(const Plan& plan) {
     text += fmt::format(" encoding pictures {:.0f} %", 100 * pictures / plan.step_s);
   if (plan.caption_encoding_s > 0)
     text += fmt::format(" encoding captions {:.0f} %", 100 * plan.caption_encoding_s / plan.step_s);
-  text += "\n" + lane_speeds(plan);
+  text += "\n";
+  if (!plan.attention.empty()) text += fmt::format("  attention by torch's {} kernels\n", plan.attention);
+  text += lane_speeds(plan);
   text += fmt::format("  {} steps: {}{}{}{}\n", plan.steps, duration(plan.days),
                       amount(plan.gpu_hours, "GPU hours"), amount(plan.kilowatt_hours, "kWh"),
                       money(plan, plan.cost));
