@@ -53,6 +53,21 @@ TEST(GatedResidualOp, GradientOfXIsTheIncomingTensor) {
   EXPECT_EQ(dx.data_ptr(), grad.data_ptr());
 }
 
+// The gradient of the branch is the incoming one where the gate is 1, stored in bf16.
+TEST(GatedResidualOp, StoresBf16RoundedToEven) {
+  constexpr int64_t kWidth = 19;
+  at::Tensor bits = at::arange(0, 400 * kWidth, at::kLong).mul(0x8000 + 0x10001 * 7).to(at::kInt);
+  bits.slice(0, 0, 200).copy_(at::arange(0, 200, at::kInt).mul(0x8000) + 0x3f800000);  // ties
+  bits.slice(0, 200, 203).copy_(at::tensor({0x7f7fffff, 0x7f800000, 0x7f800001}, at::kInt));
+  at::Tensor grad = bits.view(at::kFloat).clone().view({2, 200, kWidth});
+  grad.masked_fill_(grad.abs() < std::numeric_limits<float>::min(), 0);  // denormals may become 0
+  const at::Tensor branch = leaf(at::zeros({2, 200, kWidth}, kBf16));
+  const at::Tensor out = gated({at::zeros_like(grad), at::ones({2, kWidth}), branch});
+  const at::Tensor stored = torch::autograd::grad({out}, {branch}, {grad})[0], exact = grad.to(kBf16);
+  EXPECT_TRUE(stored.isnan().equal(exact.isnan()));
+  EXPECT_TRUE(bitwise_equal(stored.masked_fill(stored.isnan(), 0), exact.masked_fill(exact.isnan(), 0)));
+}
+
 TEST(GatedResidualOp, NonFiniteValuesPropagate) {
   Tensors inputs = inputs_of(GatedCase{1, 3, 20, kF32, kBf16});
   inputs[2][0][1][19] = std::numeric_limits<float>::infinity();
