@@ -23,8 +23,13 @@ def environment(pack):
     version = (torch / "version.py").read_text()
     if "'2.11." not in version:
         refuse(f"the programs are linked to torch 2.11, {torch} is another: install torch==2.11.0")
-    (pack / "site").unlink(missing_ok=True)
-    (pack / "site").symlink_to(torch.parent)
+    site = pack / "site"
+    if not site.exists() or not site.samefile(torch.parent):
+        try:
+            site.unlink(missing_ok=True)
+            site.symlink_to(torch.parent)
+        except OSError as error:
+            refuse(f"cannot link {site} to {torch.parent} ({error.strerror}): unpack into a folder that can be written")
     env = dict(os.environ)
     env["PYTHONPATH"] = ":".join(filter(None, [str(pack / "python"), env.get("PYTHONPATH")]))
     env["CPATH"] = ":".join(map(str, sorted((torch.parent / "nvidia").glob("*/include"))))  # for nvcc

@@ -216,6 +216,7 @@ def test_a_rehearsal_leaves_out_what_a_cpu_refuses(session):
     session.check("speed", lambda s: s.run(s.program("kiln"), "probe", "--model", "DiT-S/8", "--data", "synthetic", "--device", "cpu",
                                            trainings.UNTRIED))
     assert "--untried-gpu changes what a GPU does" in session.checks[0]["summary"]
+    assert speeds.probe(session, "DiT-XL/2", 32, 20, f"{trainings.UNTRIED}=all")["measured"]["images_per_s"] > 0
 
 
 def test_untried_lines_are_compared_as_on_a_gpu(plain, monkeypatch):

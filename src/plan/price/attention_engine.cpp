@@ -18,7 +18,8 @@ const char* attention_engine_of(const MachineProfile& machine, const ComputeOpti
 }
 
 TrainOptions traced_options(TrainOptions options, const MachineProfile& machine) {
-  if (std::string_view(attention_engine_of(machine, options.compute)) == "flash")
+  const bool is_gpu = machine.device == DryRunDevice::kCuda;
+  if (is_gpu && std::string_view(attention_engine_of(machine, options.compute)) == "flash")
     options.compute.untried_gpu.leave_out(Untried::kPackedGradients);
   return options;
 }
